@@ -1,0 +1,228 @@
+"""The composition root: the whole `Config` → parts that know nothing of it."""
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from nnxtrain.compile.chips import peak_flops
+from nnxtrain.config.schema import Config
+from nnxtrain.data.pipeline import Cut, Order, TrainBatches, eval_batches
+from nnxtrain.data.sources import DATASETS, RowSpec, make_tokenizer
+from nnxtrain.engine.single import ENGINES, SingleEngine
+from nnxtrain.errors import ConfigError
+from nnxtrain.evaluation import Evaluation, evaluate
+from nnxtrain.lookup import lookup
+from nnxtrain.metrics import Scale
+from nnxtrain.models.decoder import MODELS
+from nnxtrain.models.flops import flops_per_token
+from nnxtrain.models.remat import REMAT_POLICIES
+from nnxtrain.models.sample import make_sampler
+from nnxtrain.nn.param import Precision
+from nnxtrain.optim.optimizers import make_optimizer
+from nnxtrain.optim.schedules import make_schedule
+from nnxtrain.sharding.mesh import make_mesh, replicated, rows_sharding
+from nnxtrain.state import TrainStateNNX
+from nnxtrain.steps.accumulate import ACCUMULATORS
+from nnxtrain.steps.eval_step import make_eval_step
+from nnxtrain.steps.loss import make_loss_sum
+from nnxtrain.steps.train_step import make_train_step
+from nnxtrain.types import Batch, Dataset, RngsAt, Tokenizer, TrainStep
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled, before any data or weight exists."""
+
+    config: Config
+    mesh: jax.sharding.Mesh
+    tokenizer: Tokenizer
+    make_state: Callable[[], TrainStateNNX]
+    train_step: TrainStep
+
+    @property
+    def cut(self) -> Cut:
+        """How a global batch becomes microbatches."""
+        return Cut(self.config.batch.accum_steps, self.config.batch.microbatch)
+
+    def batch_spec(self) -> Batch:
+        """Returns shapes, types and shardings of a batch, leaves `[m b ...]`."""
+        sharding = rows_sharding(self.mesh, row_axis=1)
+        tokens = (*self.cut, self.config.batch.sequence)
+        leaves: dict[str, tuple[tuple[int, ...], Any]] = {
+            name: (tokens, jnp.int32) for name in ("inputs", "targets", "positions", "segment_ids")
+        }
+        leaves |= {"mask": (tokens, jnp.bool_), "rows": (tuple(self.cut), jnp.int32)}
+        return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for name, leaf in leaves.items()}
+
+    def make_engine(self) -> SingleEngine:
+        """Creates the state on the devices and compiles the step."""
+        engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
+        return engine(self.make_state, self.train_step, sharding=replicated(self.mesh), batch=self.batch_spec())
+
+
+def make_program(
+    config: Config, *, devices: list[jax.Device] | None = None, models: Mapping[str, Any] = MODELS
+) -> Program:
+    """Returns the program of `config`; nothing is allocated or compiled.
+
+    Args:
+        config: of the run.
+        devices: to work on; None for all of this process's backend.
+        models: the table that `model.name` is looked up in.
+    Raises:
+        ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
+    """
+    mesh = make_mesh(config.mesh, devices or jax.devices())
+    _check_rows(config, mesh.size)
+    tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
+    schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
+    make_model = functools.partial(
+        lookup(models, config.model.name, key="model.name"),
+        config.model,
+        vocab=tokenizer.size,
+        wrap=_remat(config),
+        precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),
+        rngs_at=rngs_from(config.seed),
+    )
+
+    def make_state() -> TrainStateNNX:
+        model = make_model()
+        return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model))
+
+    name = config.batch.accumulator
+    if name == "auto":
+        name = "one_pass" if config.batch.accum_steps == 1 else "scan"
+    accumulate = lookup(ACCUMULATORS, name, key="batch.accumulator")
+    loss_sum = make_loss_sum(z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks)
+    train_step = make_train_step(loss_sum, accumulate, schedule=schedule, seed=config.seed)
+    return Program(config, mesh, tokenizer, make_state, train_step)
+
+
+def rngs_from(seed: int) -> RngsAt:
+    """Returns `(path, global layer index) -> nnx.Rngs`: initial weights depend on these and on `seed` alone."""
+
+    def rngs_at(path: str, layer: jax.typing.ArrayLike) -> nnx.Rngs:
+        of_path = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+        return nnx.Rngs(params=jax.random.fold_in(of_path, layer))
+
+    return rngs_at
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches on their way to the devices of a program."""
+
+    program: Program
+    dataset: Dataset
+    train: TrainBatches
+
+    def put_train(self, batch: Batch) -> Batch:
+        """Brings a batch, leaves `[m b ...]`, to the devices."""
+        return jax.device_put(batch, rows_sharding(self.program.mesh, row_axis=1))
+
+    def put_eval(self, batch: Batch) -> Batch:
+        """Brings a batch, leaves `[b ...]`, to the devices."""
+        return jax.device_put(batch, rows_sharding(self.program.mesh, row_axis=0))
+
+    def steps(self) -> int:
+        """Returns the steps of the run: those asked for, or fewer where the data ends before."""
+        asked = self.program.config.steps
+        return asked if self.train.length is None else min(asked, self.train.length)
+
+
+def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Data:
+    """Opens the corpora, tokenising them if that was not done before.
+
+    Raises:
+        ConfigError: a path or pattern names no data.
+        DataError: the data is not what it should be.
+    """
+    config = program.config
+    spec = RowSpec(config.batch.sequence, program.tokenizer, config.seed)
+    dataset = lookup(datasets, config.data.source, key="data.source")(config.data, spec)
+    order = Order(config.seed, config.data.shuffle, config.data.epochs, config.data.drop_remainder)
+    return Data(program, dataset, TrainBatches(dataset.train, program.cut, vocab=program.tokenizer.size, order=order))
+
+
+def make_scale(data: Data) -> Scale:
+    """Returns what turns counts of this run into rates and shares."""
+    program = data.program
+    peak = peak_flops(program.mesh.devices.flat[0].device_kind)
+    work = flops_per_token(program.config.model, program.config.batch.sequence)
+    return Scale(data.steps(), work, peak and peak * program.mesh.size, data.train.epochs_after)
+
+
+def make_evaluators(data: Data, engine: SingleEngine) -> dict[str, Callable[[], Evaluation]]:
+    """Returns, for each held-out set, what evaluates the engine's state of the moment on it."""
+    program, config = data.program, data.program.config
+    loss_sum = make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks)
+    eval_step = engine.bind(make_eval_step(loss_sum))
+
+    def evaluator(name: str) -> Callable[[], Evaluation]:
+        def run() -> Evaluation:
+            rows, size = data.dataset.held_out[name], config.eval_rows
+            batches = eval_batches(rows, size, vocab=program.tokenizer.size, limit=config.eval.max_batches)
+            return evaluate(eval_step, batches, put=data.put_eval, token_bytes=program.tokenizer.token_bytes)
+
+        return run
+
+    return {name: evaluator(name) for name in data.dataset.held_out}
+
+
+def make_writer(config: Config, tokenizer: Tokenizer, run: Callable[[Callable[..., Any]], Any]) -> Callable[[], str]:
+    """Returns what writes text after `generate.prompt`.
+
+    Args:
+        config: of the run.
+        tokenizer: of the model.
+        run: turns `function(model, *args)` into a compiled `function(*args)`.
+    """
+    words = config.generate
+    sampler = make_sampler(
+        tokens=words.tokens,
+        context=config.batch.sequence,
+        temperature=words.temperature,
+        top_k=words.top_k,
+        eos=tokenizer.eos,
+    )
+    compiled = run(sampler)
+
+    def write() -> str:
+        begin = [tokenizer.bos] if tokenizer.bos >= 0 else []
+        prompt = np.concatenate([begin, tokenizer.encode(words.prompt)]).astype(np.int32)
+        ids, length = compiled(prompt, jax.random.key(words.seed))
+        return tokenizer.decode(np.asarray(ids)[: int(length)])
+
+    return write
+
+
+def _check_rows(config: Config, devices: int) -> None:
+    for key, rows, unit in (
+        ("batch.global_size", config.batch.microbatch, config.batch.accum_steps),
+        ("eval.global_size", config.eval_rows, 1),
+    ):
+        if rows % devices:
+            fits = (rows + -rows % devices) * unit
+            rule = f"{rows * unit} rows in {unit} microbatches cannot be cut over {devices} devices"
+            raise ConfigError(f"{key}: {rule}; the next that fits is {fits}, or set mesh.data to a divisor of {rows}")
+
+
+def _remat(config: Config) -> Callable[..., Any]:
+    if config.remat.policy == "none":
+        return lambda function: function
+    policy = lookup(REMAT_POLICIES, config.remat.policy, key="remat.policy")
+    # inside a scan the compiler cannot merge the second computation with the first; elsewhere it must be kept from it
+    return functools.partial(jax.checkpoint, policy=policy, prevent_cse=not config.model.scan_layers)
+
+
+def _compute_type(name: str) -> jnp.dtype:
+    if name == "auto":
+        name = "bfloat16" if jax.default_backend() in ("tpu", "gpu") else "float32"
+    return jnp.dtype(name)

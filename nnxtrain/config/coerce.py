@@ -1,0 +1,80 @@
+"""Written text → the declared type."""
+
+import math
+import re
+import types
+import typing
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from nnxtrain.config.key import show
+from nnxtrain.config.words import Word
+
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d{1,4})?")
+_SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def coerce(word: Word, kind: Any, choices: tuple[str, ...]) -> Any:
+    """Returns the value of `word` as `kind`: bool, int, float, str, `tuple[str, ...]`, or one of these `| None`.
+
+    Raises:
+        ValueError: the text is no such value; says what was expected and what was written.
+    """
+    if isinstance(kind, types.UnionType):
+        if word.is_null:
+            return None
+        kind = next(member for member in typing.get_args(kind) if member is not type(None))
+    if word.text is None:
+        raise ValueError("expected a value, got a section")
+    if typing.get_origin(kind) is tuple:
+        return _items(word.text)
+    if not isinstance(word.text, str):
+        raise ValueError(f"expected one value, got the list {show(word.text)}")
+    value = _SCALARS[kind](word.text)
+    if choices and value not in choices:
+        raise LookupError(value)
+    return value
+
+
+def _items(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(text, tuple):
+        return text
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
+    return tuple(item.strip().strip("'\"") for item in inner.split(",") if item.strip())
+
+
+def _bool(text: str) -> bool:
+    if (value := _SWITCH.get(text.lower())) is None:
+        raise ValueError(f"expected true or false, got {text!r}")
+    return value
+
+
+def _int(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"expected a whole number, got {text!r}")
+    number = Decimal(text.replace("_", ""))
+    if number != number.to_integral_value():
+        raise ValueError(f"expected a whole number, got {text!r}")
+    if abs(number) > 2**63:
+        raise ValueError(f"expected a number below 2^63, got {text[:40]!r}")
+    return int(number)
+
+
+def _float(text: str) -> float:
+    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text.replace("_", ""))):
+        raise ValueError(f"expected a finite number, got {text!r}")
+    return float(text.replace("_", ""))
+
+
+_SCALARS: dict[type, Callable[[str], Any]] = {bool: _bool, int: _int, float: _float, str: str}
+
+
+def name_of(kind: Any) -> str:
+    """Returns the type as people read it: `int`, `float or null`, `list`."""
+    if isinstance(kind, types.UnionType):
+        members = [name_of(member) for member in typing.get_args(kind) if member is not type(None)]
+        return " or ".join([*members, "null"])
+    return "list" if typing.get_origin(kind) is tuple else kind.__name__

@@ -1,0 +1,55 @@
+"""The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from nnxtrain.config.load import list_keys, load, to_yaml
+from nnxtrain.config.schema import Config
+from nnxtrain.errors import ConfigError, UserError
+
+
+def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parses words and flags in any order; a flag that does not exist is refused with the way to write a key."""
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0]
+        parser.error(f"unknown flag {unknown[0]}; keys are written without dashes, such as {name}=VALUE")
+    return arguments
+
+
+def answer_about_keys(arguments: argparse.Namespace) -> bool:
+    """Prints the keys that `--list-keys` asks for; tells whether it was asked."""
+    if arguments.list_keys is None:
+        return False
+    found = list_keys(arguments.list_keys)
+    if not found:
+        raise ConfigError(f"--list-keys: no key starts with {arguments.list_keys!r}")
+    for path, kind, default, doc in found:
+        print(f"{path:32} {kind:14} {default:14} {doc}")
+    return True
+
+
+def load_config(arguments: argparse.Namespace) -> Config:
+    """Loads the configuration that the words name."""
+    if arguments.config is None:
+        raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
+    if "=" in arguments.config:
+        raise ConfigError(f"the first word must be a configuration file, not {arguments.config!r}; see --help")
+    return load(arguments.config, arguments.overrides)
+
+
+def print_config(config: Config) -> None:
+    """Prints the resolved configuration; `load` reads it back."""
+    print(to_yaml(config), end="")
+
+
+def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
+    """Runs an entry point; what a user can cause ends with one message and the exit code of its kind."""
+    try:
+        return main(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0

@@ -1,0 +1,190 @@
+"""YAML and `key=val` words → the frozen `Config`. All problems are reported at once."""
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ml_collections import ConfigDict
+
+from nnxtrain.config.coerce import coerce, name_of
+from nnxtrain.config.key import problem_of, show
+from nnxtrain.config.maxtext import MAXTEXT_KEYS
+from nnxtrain.config.presets import PRESETS
+from nnxtrain.config.schema import Config, Leaf, leaves, sections
+from nnxtrain.config.words import Word, words_of_command_line, words_of_file
+from nnxtrain.errors import ConfigError
+
+LEAVES = leaves()
+SECTIONS = sections()
+
+
+def load(
+    file: str | Path, overrides: Iterable[str] = (), *, extra: Mapping[str, Collection[str]] | None = None
+) -> Config:
+    """Returns the configuration of `file` with `overrides` on top.
+
+    Weakest first: defaults, preset, file, command line. Sizes left at 0 are derived, `run_name` is filled in.
+
+    Args:
+        file: path of a YAML file.
+        overrides: words `section.key=value`; a later one wins.
+        extra: dotted key → names that it admits beside its choices (entries that come from outside the package).
+    Raises:
+        ConfigError: lists every problem with its place, the value and what would be right.
+    """
+    path = Path(file)
+    file_words, problems = words_of_file(path)
+    line_words, line_problems = words_of_command_line(overrides)
+    problems += line_problems
+    given: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for word in [*file_words, *line_words]:
+        if problem := _take(word, given, extra or {}):
+            problems.append(f"{word.place}: {problem}")
+        places[word.path] = word.place
+    merged = _merge(given)
+    if not problems:
+        problems = [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_alone(merged)]
+    if not problems:
+        config = _build(merged, run_name=path.stem)
+        problems = [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_together(config)]
+    if problems:
+        raise ConfigError(_report(problems))
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Returns YAML that `load` reads back into the same configuration."""
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, default_flow_style=None, width=120)
+
+
+def differences(before: Config, after: Config) -> list[str]:
+    """Returns a line `key: before → after` for each key that differs."""
+    pairs = ((path, value_at(before, path), value_at(after, path)) for path in LEAVES)
+    return [f"{path}: {show(old)} → {show(new)}" for path, old, new in pairs if old != new]
+
+
+def value_at(config: Config, path: str) -> Any:
+    """Returns the value of the dotted key `path`."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _take(word: Word, given: dict[str, Any], extra: Mapping[str, Collection[str]]) -> str | None:
+    """Puts the typed value of `word` into `given`, or returns the problem."""
+    if word.path in SECTIONS:
+        if word.is_null or word.text is None:
+            return None
+        return f"{word.path} is a section, not a key; write one of its keys, such as {_first_of(word.path)}"
+    if word.path not in LEAVES:
+        return f"unknown key {word.path}{_nearest(word.path)}"
+    leaf = LEAVES[word.path]
+    choices = (
+        (*leaf.declared.metadata["choices"], *extra.get(word.path, ())) if leaf.declared.metadata["choices"] else ()
+    )
+    try:
+        given[word.path] = coerce(word, leaf.type, choices)
+    except LookupError:
+        near = difflib.get_close_matches(str(word.text).lower(), choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{word.path}: {word.text!r} is not one of {', '.join(choices)}{hint}"
+    except ValueError as error:
+        return f"{word.path}: {error}"
+    return None
+
+
+def _nearest(path: str) -> str:
+    """Returns a hint: our name for a name of MaxText, the same leaf elsewhere, or a near spelling."""
+    if path in MAXTEXT_KEYS:
+        return f" (a name of MaxText); here it is {MAXTEXT_KEYS[path]}"
+    path = path.replace("-", "_").lower()
+    if path in LEAVES:
+        return f"; did you mean {path}?"
+    leaf = path.rpartition(".")[2]
+    same = [known for known in LEAVES if known.rpartition(".")[2] == leaf]
+    near = same or difflib.get_close_matches(path, LEAVES, n=1, cutoff=0.75)
+    if not near:
+        by_leaf = {known.rpartition(".")[2]: known for known in reversed(LEAVES)}
+        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.75)]
+    near = near or difflib.get_close_matches(path, LEAVES, n=1)
+    return f"; did you mean {' or '.join(near[:3])}?" if near else "; --list-keys shows all keys"
+
+
+def _first_of(section: str) -> str:
+    return next(path for path in LEAVES if path.startswith(f"{section}."))
+
+
+def _merge(given: Mapping[str, Any]) -> ConfigDict:
+    defaults: dict[str, Any] = {name: {} for name in SECTIONS}
+    for path, leaf in LEAVES.items():
+        section, _, name = path.rpartition(".")
+        (defaults[section] if section else defaults)[name] = leaf.default
+    preset = PRESETS.get(given.get("model.preset") or "", {})
+    merged = ConfigDict(defaults, type_safe=False)
+    merged.update_from_flattened_dict({f"model.{name}": value for name, value in preset.items()})
+    merged.update_from_flattened_dict(given)
+    return merged
+
+
+def _problems_alone(merged: ConfigDict) -> Iterable[tuple[str, str]]:
+    """Yields what a key's own declaration forbids."""
+    for path, leaf in LEAVES.items():
+        section, _, name = path.rpartition(".")
+        if problem := problem_of(leaf.declared, (merged[section] if section else merged)[name]):
+            yield path, problem
+
+
+def _build(merged: ConfigDict, *, run_name: str) -> Config:
+    parts = {name: kind(**merged[name].to_dict()) for name, kind in SECTIONS.items()}
+    parts["model"] = parts["model"].derived()
+    top = {path: merged[path] for path in LEAVES if "." not in path}
+    if top["run_name"] is None:
+        top["run_name"] = run_name
+    return Config(**top, **parts)
+
+
+def _problems_together(config: Config) -> Iterable[tuple[str, str]]:
+    """Yields what keys forbid each other: inside each section first, then across them."""
+    found = [
+        problem
+        for name in SECTIONS
+        if hasattr(section := getattr(config, name), "problems")
+        for problem in section.problems()
+    ]
+    return found or config.problems()
+
+
+def _report(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "\n  ".join([f"{len(problems)} problems in the configuration:", *problems])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def list_keys(prefix: str) -> list[tuple[str, str, str, str]]:
+    """Returns (key, type, default, doc) of every key that starts with `prefix`."""
+    return [
+        (path, name_of(leaf.type), show(leaf.default), _doc(leaf))
+        for path, leaf in LEAVES.items()
+        if path.startswith(prefix)
+    ]
+
+
+def _doc(leaf: Leaf) -> str:
+    rule = leaf.declared.metadata
+    parts = [rule["doc"]]
+    if rule["choices"]:
+        parts.append(f"[{', '.join(rule['choices'])}]")
+    if rule["planned"]:
+        parts.append("[not built yet]")
+    return " ".join(parts)

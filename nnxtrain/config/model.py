@@ -1,0 +1,80 @@
+"""Sizes and parts of the decoder."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from nnxtrain.config.key import key
+from nnxtrain.config.presets import PRESETS
+
+MLP_MULTIPLE = 64  # a derived model.mlp is rounded up to this
+MULTIPLE_OF_VOCAB = 128  # rows of the embedding table are rounded up to this
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the module tree is made of. Sizes of 0 are derived when the file is loaded."""
+
+    name: str = key("decoder", "module tree", choices=("decoder",))
+    preset: str | None = key(None, "sizes of a published model; keys beside it win", choices=tuple(PRESETS))
+    layers: int = key(4, "blocks of the stack", low=1)
+    embed: int = key(256, "width of the residual stream", low=1)
+    heads: int = key(4, "query heads", low=1)
+    kv_heads: int = key(0, "key and value heads, a divisor of heads; 0 = heads", low=0)
+    head_dim: int = key(0, "width of a head, even; 0 = embed / heads", low=0)
+    mlp: int = key(0, "width of the feed-forward layer; 0 = 8/3 embed, rounded up to a multiple of 64", low=0)
+    vocab: int = key(384, "token ids the model can hold; the table is padded to a multiple of 128", low=2)
+    dropout: float = key(0.0, "probability that an activation is dropped in training", low=0, below=1)
+    dtype: str = key(
+        "auto",
+        "type of computation; auto = bfloat16 on TPU and GPU, float32 on CPU",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    param_dtype: str = key("float32", "type of the weights", choices=("float32", "bfloat16"))
+    tied: bool = key(False, "the head is the embedding table")
+    scan_layers: bool = key(True, "scan one block over stacked weights; false unrolls the stack")
+    pattern: tuple[str, ...] = key(("global",), "kinds of block, repeated over the stack", planned=True)
+    attention: str = key("dot_product", "attention kernel", choices=("dot_product",))
+    qk_norm: bool = key(False, "RMS norm on queries and keys, before rotation")
+    logit_softcap: float | None = key(None, "logits are squashed into (-cap, cap); null = off", low=1e-6)
+    norm_eps: float = key(1e-5, "added to the mean square in RMS norm", low=0)
+    rope_theta: float = key(10000.0, "base of the rotation periods", low=1)
+    rope_scaling: str = key("none", "change of the rotation periods for long sequences", choices=("none", "llama3"))
+    rope_factor: float = key(8.0, "llama3 scaling: slow periods are stretched by this", low=1)
+    rope_low: float = key(1.0, "llama3 scaling: fewer turns than this per original sequence are stretched whole", low=0)
+    rope_high: float = key(4.0, "llama3 scaling: more turns than this are left alone", low=0)
+    rope_original_sequence: int = key(8192, "llama3 scaling: tokens of the original sequence", low=1)
+
+    def derived(self) -> "ModelConfig":
+        """Returns a copy in which every size of 0 is filled in."""
+        wide = -(-8 * self.embed // 3)
+        return replace(
+            self,
+            kv_heads=self.kv_heads or self.heads,
+            head_dim=self.head_dim or self.embed // max(self.heads, 1),
+            mlp=self.mlp or wide + -wide % MLP_MULTIPLE,
+        )
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the embedding table: `vocab` rounded up, so that it can be cut over devices."""
+        return self.vocab + -self.vocab % MULTIPLE_OF_VOCAB
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields `(key, what is wrong and what would be right)`."""
+        if self.heads % self.kv_heads:
+            fits = max(n for n in range(1, self.kv_heads + 1) if self.heads % n == 0)
+            yield (
+                "model.kv_heads",
+                f"{self.kv_heads} must divide model.heads={self.heads}; the next that fits is {fits}",
+            )
+        if self.head_dim * self.heads != self.embed and self.head_dim == self.embed // self.heads:
+            fits = self.embed - self.embed % self.heads or self.heads
+            rule = f"{self.embed} must be a multiple of model.heads={self.heads}, or model.head_dim given"
+            yield "model.embed", f"{rule}; the next that fits is {fits}"
+        elif self.head_dim % 2:
+            yield (
+                "model.head_dim",
+                f"{self.head_dim} must be even, since positions rotate pairs; try {self.head_dim + 1}",
+            )
+        if self.rope_scaling == "llama3" and self.rope_low >= self.rope_high:
+            yield "model.rope_low", f"{self.rope_low} must be below model.rope_high={self.rope_high}"

@@ -1,0 +1,124 @@
+"""The whole configuration, and the checks that cross its sections."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from nnxtrain.config.aot import AotConfig
+from nnxtrain.config.batch import BatchConfig
+from nnxtrain.config.checkpoint import CheckpointConfig
+from nnxtrain.config.data import TOKENIZER_SIZES, DataConfig
+from nnxtrain.config.debug import DebugConfig
+from nnxtrain.config.distributed import DistributedConfig
+from nnxtrain.config.engine import EngineConfig
+from nnxtrain.config.eval import EvalConfig
+from nnxtrain.config.generate import GenerateConfig
+from nnxtrain.config.key import key
+from nnxtrain.config.log import LogConfig
+from nnxtrain.config.loss import LossConfig
+from nnxtrain.config.mesh import MeshConfig
+from nnxtrain.config.model import ModelConfig
+from nnxtrain.config.optimizer import OptimizerConfig
+from nnxtrain.config.pipeline import PipelineConfig
+from nnxtrain.config.profile import ProfileConfig
+from nnxtrain.config.remat import RematConfig
+from nnxtrain.config.schedule import ScheduleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every key of a run. Only `build.py` and the entry points see it whole."""
+
+    run_name: str | None = key(None, "folder of the run below output_dir; null = name of the YAML file")
+    output_dir: str = key("runs", "folder that holds the runs")
+    steps: int = key(1000, "steps of the run; 0 trains nothing", low=0)
+    seed: int = key(0, "seed of weights, row order and dropout", low=0)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    remat: RematConfig = field(default_factory=RematConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    aot: AotConfig = field(default_factory=AotConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields `(key, what is wrong and what would be right)` for checks that need two sections."""
+        if self.run_name is not None and (self.run_name in ("", ".", "..") or set("/\\\0") & set(self.run_name)):
+            yield "run_name", f"{self.run_name!r} must be the name of one folder, without slashes"
+        if not self.output_dir:
+            yield "output_dir", "'' must name a folder"
+        size = TOKENIZER_SIZES[self.data.tokenizer]
+        if self.data.source != "synthetic" and self.model.vocab < size:
+            rule = f"{self.model.vocab} is smaller than the {size} entries of data.tokenizer={self.data.tokenizer}"
+            yield "model.vocab", f"{rule}; the smallest that fits is {size}"
+        chunks = self.loss.chunks
+        if chunks and self.batch.sequence % chunks:
+            fits = max(n for n in range(1, chunks + 1) if self.batch.sequence % n == 0)
+            yield (
+                "loss.chunks",
+                f"{chunks} must divide batch.sequence={self.batch.sequence}; the next that fits is {fits}",
+            )
+
+    @property
+    def loss_chunks(self) -> int:
+        """Pieces of a sequence in the loss, with `loss.chunks=0` resolved."""
+        if self.loss.chunks:
+            return self.loss.chunks
+        if self.model.vocab < 16384:
+            return 1
+        return max(n for n in range(1, 9) if self.batch.sequence % n == 0)
+
+    @property
+    def eval_rows(self) -> int:
+        """Sequences of one evaluation batch, with `eval.global_size=0` resolved."""
+        return self.eval.global_size or self.batch.microbatch
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One key of the schema: dotted path, declaration, type."""
+
+    path: str
+    declared: Field
+    type: Any
+
+    @property
+    def default(self) -> Any:
+        """The value when no one gives the key."""
+        return self.declared.default
+
+
+def leaves() -> dict[str, Leaf]:
+    """Returns every key of the schema by its dotted path, in order of declaration."""
+    found: dict[str, Leaf] = {}
+    for declared, kind in _typed(Config):
+        if declared.default is MISSING and is_dataclass(kind):
+            found |= {
+                path: Leaf(path, below, leaf_type)
+                for below, leaf_type in _typed(kind)
+                for path in [f"{declared.name}.{below.name}"]
+            }
+        else:
+            found[declared.name] = Leaf(declared.name, declared, kind)
+    return found
+
+
+def sections() -> dict[str, type]:
+    """Returns the dataclass of each section by its name."""
+    return {declared.name: kind for declared, kind in _typed(Config) if declared.default is MISSING}
+
+
+def _typed(section: type) -> Iterator[tuple[Field, Any]]:
+    hints = get_type_hints(section)
+    return ((declared, hints[declared.name]) for declared in fields(section))

@@ -1,0 +1,1 @@
+"""Token rows: sources, packing, and the batches that a run reads."""

@@ -1,0 +1,146 @@
+"""Tokenised documents on disk, made once and memory-mapped from then on."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nnxtrain.errors import ConfigError, DataError
+from nnxtrain.types import Tokenizer
+
+logger = logging.getLogger(__name__)
+FORMAT = 1  # of the cache folder
+REPORT_EVERY_S = 5.0
+
+
+class Corpus(NamedTuple):
+    """Documents end to end, each as bos, its tokens, eos.
+
+    Attributes:
+        tokens: `[n]` ids.
+        starts: `[documents + 1]` index of each document's first token; the last entry is `n`.
+        empty_documents: documents left out, since they hold no text.
+        sha256: of the tokens.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    empty_documents: int
+    sha256: str
+
+    def __str__(self) -> str:
+        documents = len(self.starts) - 1
+        left_out = f", {self.empty_documents} empty ones left out" if self.empty_documents else ""
+        return f"{len(self.tokens):,} tokens in {documents:,} documents{left_out} (sha256 {self.sha256[:12]})"
+
+
+def cached_corpus(
+    files: list[Path],
+    read: Callable[[Path], Iterable[str]],
+    *,
+    tokenizer: Tokenizer,
+    options: str,
+    cache_dir: Path,
+) -> Corpus:
+    """Returns the tokenised documents of `files`, from the cache where they are there.
+
+    The cache knows files by path, size and time of change.
+
+    Args:
+        files: in the order of the corpus.
+        read: yields the documents of a file.
+        tokenizer: text to ids.
+        options: whatever else `read` depends on.
+        cache_dir: folder of all tokenised corpora; made if needed.
+    Raises:
+        DataError: no document holds text.
+        ConfigError: `cache_dir` cannot be written.
+    """
+    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    identity = json.dumps([FORMAT, tokenizer.fingerprint, options, stats])
+    folder = cache_dir / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    if not folder.is_dir():
+        try:
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".making-") as making:
+                _write(Path(making), _progress(files, read), tokenizer)
+                _publish(Path(making), folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"data.cache_dir: {cache_dir} cannot be written: {reason}; choose another folder"
+            ) from error
+    return _open(folder, files)
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Gives a finished folder its name at one stroke; if another process was first, keeps the other's."""
+    ready = made / "ready"
+    ready.mkdir()
+    for part in ("tokens.bin", "starts.npy", "meta.json"):
+        shutil.move(made / part, ready / part)
+    try:
+        ready.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _progress(files: list[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
+    """Yields the documents of all files; says how far it is when that takes long."""
+    total = sum(file.stat().st_size for file in files)
+    start = said = time.monotonic()
+    done = 0
+    for file in files:
+        yield from read(file)
+        done += file.stat().st_size
+        now = time.monotonic()
+        if now - said > REPORT_EVERY_S:
+            said = now
+            left = (now - start) * (total - done) / max(done, 1)
+            logger.info("tokenising: %.0f %% of %.1f MB, %.0f s left", 100 * done / total, total / 1e6, left)
+
+
+def _write(folder: Path, documents: Iterable[str], tokenizer: Tokenizer) -> None:
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+    digest = hashlib.sha256()
+    starts, empty = [0], 0
+    with (folder / "tokens.bin").open("wb") as file:
+        for text in documents:
+            if not text:
+                empty += 1
+                continue
+            ids = np.concatenate([[tokenizer.bos], tokenizer.encode(text), [tokenizer.eos]]).astype(dtype)
+            digest.update(ids.data)
+            ids.tofile(file)
+            starts.append(starts[-1] + len(ids))
+    np.save(folder / "starts.npy", np.array(starts, np.int64))
+    meta = {"dtype": dtype.name, "empty_documents": empty, "sha256": digest.hexdigest(), "tokens": starts[-1]}
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _open(folder: Path, files: list[Path]) -> Corpus:
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        starts = np.load(folder / "starts.npy")
+        if meta["tokens"] == 0:
+            raise DataError(
+                f"no text in {len(files)} files, {meta['empty_documents']} empty documents; first: {files[0]}"
+            )
+        tokens = np.memmap(folder / "tokens.bin", dtype=meta["dtype"], mode="r", shape=(meta["tokens"],))
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"the tokenised corpus in {folder} is damaged ({error}); delete that folder") from error
+    return Corpus(tokens, starts, meta["empty_documents"], meta["sha256"])
+
+
+def default_cache_dir() -> Path:
+    """Returns the folder below the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnxtrain"

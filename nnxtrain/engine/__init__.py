@@ -1,0 +1,1 @@
+"""What runs one step, behind one interface that the loop knows."""

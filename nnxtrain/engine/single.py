@@ -1,0 +1,81 @@
+"""The step as one compiled program over flat arrays."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnxtrain.state import TrainStateNNX
+from nnxtrain.types import Batch, Metrics, TrainStep
+
+
+class SingleEngine:
+    """Holds the state and moves it one step at a time.
+
+    The object graph is taken apart here, once; a step passes a flat list of arrays, donates it, and gets the next one.
+
+    Attributes:
+        compile_s: seconds that lowering and compiling the step took.
+        hlo_hash: of the lowered step without source locations.
+        programs: compiled train steps; more than 1 would be a recompilation.
+    """
+
+    def __init__(
+        self,
+        make_state: Callable[[], TrainStateNNX],
+        train_step: TrainStep,
+        *,
+        sharding: jax.sharding.Sharding,
+        batch: Batch,
+    ):
+        """Creates the state on the devices and compiles the step.
+
+        Args:
+            make_state: builds the state; it runs inside `jax.jit`, so that weights appear where they belong.
+            train_step: consumes a state and a batch.
+            sharding: of every array of the state.
+            batch: shapes, types and shardings of the batches to come.
+        """
+        self._graph, abstract = nnx.split(nnx.eval_shape(make_state))
+        self._tree = jax.tree.structure(abstract)
+        self._leaves: list[jax.Array] = jax.jit(lambda: self._flat(make_state()), out_shardings=sharding)()
+        began = time.monotonic()
+
+        def step(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
+            state, metrics = train_step(self._whole(leaves), batch)
+            return self._flat(state), metrics
+
+        lowered = jax.jit(step, donate_argnums=0, out_shardings=(sharding, None)).lower(self._leaves, batch)
+        self.hlo_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+        self._step = lowered.compile()
+        self.compile_s = time.monotonic() - began
+
+    def step(self, batch: Batch) -> Metrics:
+        """Consumes a batch, leaves `[m b ...]`; returns its metrics at once, on device, while the step still runs."""
+        self._leaves, metrics = self._step(self._leaves, batch)
+        return metrics
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function(state, *args)` compiled, with the state of the moment as its first argument.
+
+        The state is only read: what `function` does to it is lost.
+        """
+        compiled = jax.jit(lambda leaves, *args: function(self._whole(leaves), *args))
+        return lambda *args: compiled(self._leaves, *args)
+
+    def state(self) -> TrainStateNNX:
+        """Returns the state of the moment as modules; its arrays are gone with the next step."""
+        return self._whole(self._leaves)
+
+    def _whole(self, leaves: list[jax.Array]) -> TrainStateNNX:
+        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+
+    @staticmethod
+    def _flat(state: TrainStateNNX) -> list[jax.Array]:
+        return jax.tree.leaves(nnx.state(state))
+
+
+ENGINES = {"single": SingleEngine}

@@ -1,0 +1,1 @@
+"""Module trees, how their layers are stacked, and text from their logits."""

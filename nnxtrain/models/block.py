@@ -1,0 +1,47 @@
+"""One layer of the stack: attention and a feed-forward layer, each behind a norm and around a residual."""
+
+import math
+
+import jax
+from flax import nnx
+
+from nnxtrain.config.model import ModelConfig
+from nnxtrain.lookup import lookup
+from nnxtrain.nn.attention import ATTENTIONS, Attention, HeadSizes, KvCache
+from nnxtrain.nn.dropout import Dropout
+from nnxtrain.nn.mlp import GatedMlp
+from nnxtrain.nn.norm import RmsNorm
+from nnxtrain.nn.param import Precision
+from nnxtrain.nn.rope import Rotation
+
+
+class Block(nnx.Module):
+    """Maps the residual stream `[b s d]` to `[b s d]`."""
+
+    def __init__(self, config: ModelConfig, *, precision: Precision, rngs: nnx.Rngs):
+        out_scale = 1 / math.sqrt(2 * config.layers)  # the residual stream sums 2 * layers outputs
+        sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim)
+        self.attention_norm = RmsNorm(config.embed, eps=config.norm_eps)
+        self.attention = Attention(
+            sizes,
+            attend=lookup(ATTENTIONS, config.attention, key="model.attention"),
+            qk_norm_eps=config.norm_eps if config.qk_norm else None,
+            out_scale=out_scale,
+            precision=precision,
+            rngs=rngs,
+        )
+        self.mlp_norm = RmsNorm(config.embed, eps=config.norm_eps)
+        self.mlp = GatedMlp(config.embed, config.mlp, out_scale=out_scale, precision=precision, rngs=rngs)
+
+    def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array, drop: Dropout) -> jax.Array:
+        """Maps `[b s d]` to `[b s d]`; `drop` is that of this layer."""
+        x = x + drop.at(0)(self.attention(self.attention_norm(x), rotation, segment_ids))
+        return x + drop.at(1)(self.mlp(self.mlp_norm(x)))
+
+    def decode(
+        self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
+    ) -> tuple[jax.Array, KvCache]:
+        """Maps one token `[b 1 d]` to `[b 1 d]` and returns the cache with it; see `Attention.decode`."""
+        attended, cache = self.attention.decode(self.attention_norm(x), rotation, cache, position)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), cache

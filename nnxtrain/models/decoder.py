@@ -1,0 +1,105 @@
+"""The decoder: embedding, stack of blocks, norm, head."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnxtrain.config.model import ModelConfig
+from nnxtrain.models.block import Block
+from nnxtrain.models.stack import ScannedStack, UnrolledStack, Wrap
+from nnxtrain.nn.attention import KvCache
+from nnxtrain.nn.dropout import Dropout
+from nnxtrain.nn.embed import Embedding
+from nnxtrain.nn.norm import RmsNorm
+from nnxtrain.nn.param import Precision
+from nnxtrain.nn.rope import Rotation, frequencies, llama3_scaling, rotation_at
+from nnxtrain.types import Batch, RngsAt
+
+
+class Decoder(nnx.Module):
+    """A language model: tokens `[b s]` to scores of the next token `[b s v]`.
+
+    Source: Touvron et al. 2023, arXiv:2302.13971 (the arrangement of the parts).
+    """
+
+    def __init__(self, config: ModelConfig, *, vocab: int, wrap: Wrap, precision: Precision, rngs_at: RngsAt):
+        """Makes the model.
+
+        Args:
+            config: sizes and parts.
+            vocab: ids that have a meaning; scores of the table's other rows are never above any of theirs.
+            wrap: put around each block, such as `jax.checkpoint` with a policy.
+            precision: types of computation and weights.
+            rngs_at: where each layer draws its weights from, by path and global layer index.
+        """
+        self.config = config
+        self.vocab = vocab
+        self.wrap = wrap
+        self.precision = precision
+
+        def block(index: jax.typing.ArrayLike) -> Block:
+            return Block(config, precision=precision, rngs=rngs_at("stack", index))
+
+        def table(path: str) -> Embedding:
+            return Embedding(config.padded_vocab, config.embed, precision=precision, rngs=rngs_at(path, 0))
+
+        self.embedding = table("embedding")
+        self.stack = (ScannedStack if config.scan_layers else UnrolledStack)(config.layers, block)
+        self.norm = RmsNorm(config.embed, eps=config.norm_eps)
+        if not config.tied:
+            self.head = table("head")
+
+    def hidden(self, batch: Batch, drop: Dropout) -> jax.Array:
+        """Maps a batch to the activations before the head, `[b s d]`."""
+        rotation = self._rotation(batch["positions"])
+        segment_ids = batch["segment_ids"]
+
+        def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: None) -> tuple[jax.Array, None]:
+            return layer(x, rotation, segment_ids, drop.at(index)), None
+
+        x, _ = self.stack.run(body, self.embedding(batch["inputs"]), None, wrap=self.wrap)
+        return self.norm(x)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps activations `[b s d]` to scores `[b s v]`, float32."""
+        scores = (self.embedding if self.config.tied else self.head).logits(hidden)
+        if (cap := self.config.logit_softcap) is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        return jnp.where(jnp.arange(scores.shape[-1]) < self.vocab, scores, jnp.finfo(scores.dtype).min)
+
+    def empty_cache(self, rows: int, slots: int) -> KvCache:
+        """Returns a cache for the last `slots` tokens of each of `rows` texts, all layers, `[l b t k c]`."""
+        shape = (self.config.layers, rows, slots, self.config.kv_heads, self.config.head_dim)
+        return KvCache(jnp.zeros(shape, self.precision.compute), jnp.zeros(shape, self.precision.compute))
+
+    def decode(self, ids: jax.Array, cache: KvCache, position: jax.Array) -> tuple[jax.Array, KvCache]:
+        """Returns the scores of the token after `ids` `[b]`, `[b v]`, and the cache with it.
+
+        Args:
+            ids: the newest token of each text.
+            cache: of the tokens before it; see `empty_cache`.
+            position: scalar, tokens before it.
+        """
+        rotation = self._rotation(jnp.broadcast_to(position, (ids.shape[0], 1)))
+
+        def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: KvCache) -> tuple[jax.Array, KvCache]:
+            return layer.decode(x, rotation, item, position)
+
+        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=lambda one: one)
+        return self.logits(self.norm(x))[:, 0], cache
+
+    def _rotation(self, positions: jax.Array) -> Rotation:
+        config = self.config
+        radians = frequencies(config.head_dim, config.rope_theta)
+        if config.rope_scaling == "llama3":
+            radians = llama3_scaling(
+                radians,
+                factor=config.rope_factor,
+                low=config.rope_low,
+                high=config.rope_high,
+                original=config.rope_original_sequence,
+            )
+        return rotation_at(positions, radians)
+
+
+MODELS: dict[str, type[Decoder]] = {"decoder": Decoder}

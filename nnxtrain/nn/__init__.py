@@ -1,0 +1,1 @@
+"""Leaf layers: numbers in, arrays out."""

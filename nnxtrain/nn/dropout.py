@@ -1,0 +1,56 @@
+"""Dropout whose masks belong to rows of the global batch, so that no layout of the work can move them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+class Dropout(Protocol):
+    """Drops activations; `at` narrows it to a layer, then to a place in the layer."""
+
+    def at(self, place: jax.typing.ArrayLike) -> "Dropout":
+        """Returns the dropout of one place."""
+        ...
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[b s d]` to `[b s d]`."""
+        ...
+
+
+class KeepAll:
+    """Drops nothing: evaluation, generation, and training without dropout."""
+
+    def at(self, place: jax.typing.ArrayLike) -> "KeepAll":
+        """Returns itself."""
+        return self
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns `x`."""
+        return x
+
+
+class RowDropout:
+    """Drops each activation with probability `rate`; a pure function of (key, row, place)."""
+
+    def __init__(self, rate: float, keys: jax.Array):
+        self.rate = rate
+        self.keys = keys
+
+    @classmethod
+    def of_rows(cls, rate: float, key: jax.Array, rows: jax.Array) -> "RowDropout":
+        """Makes the dropout of a step from its `key` and the `rows` `[b]` of the global batch."""
+        return cls(rate, _fold(key, rows))
+
+    def at(self, place: jax.typing.ArrayLike) -> "RowDropout":
+        """Returns the dropout of one layer or place, by its number."""
+        return RowDropout(self.rate, jax.vmap(lambda key: jax.random.fold_in(key, place))(self.keys))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[b s d]` to `[b s d]`; what is kept grows by `1 / (1 - rate)`."""
+        keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(self.keys)
+        return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
+
+
+_fold: Callable[[jax.Array, jax.Array], jax.Array] = jax.vmap(jax.random.fold_in, in_axes=(None, 0))

@@ -1,0 +1,27 @@
+"""The table of token vectors, at the entrance and as the head."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnxtrain.axes import EMBED, VOCAB
+from nnxtrain.nn.param import Precision
+
+
+class Embedding(nnx.Module):
+    """One vector a token id: `vocab` rows, of which a model may leave the last unused."""
+
+    def __init__(self, vocab: int, embed: int, *, precision: Precision, rngs: nnx.Rngs):
+        draw = nnx.initializers.truncated_normal(1 / math.sqrt(embed))
+        self.table = nnx.Param(draw(rngs.params(), (vocab, embed), precision.weights), axes=(VOCAB, EMBED))
+        self.dtype = precision.compute
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Maps ids `[b s]` to vectors `[b s d]`."""
+        return jnp.take(self.table[...], ids, axis=0).astype(self.dtype)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Maps activations `[b s d]` to scores `[b s v]`, float32."""
+        return jnp.einsum("bsd,vd->bsv", x, self.table[...].astype(self.dtype), preferred_element_type=jnp.float32)

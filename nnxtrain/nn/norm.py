@@ -1,0 +1,24 @@
+"""Normalisation."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from nnxtrain.axes import EMBED
+
+
+class RmsNorm(nnx.Module):
+    """Divides by the root of the mean square and scales; statistics are float32.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, width: int, *, eps: float, axis: str = EMBED):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones(width), axes=(axis,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `[... width]` to `[... width]` in the dtype of `x`."""
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...]).astype(x.dtype)

@@ -1,0 +1,1 @@
+"""Optax chains and learning-rate curves."""

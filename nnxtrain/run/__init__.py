@@ -1,0 +1,1 @@
+"""The run as a thing on this machine: its directory, its console."""

@@ -1,0 +1,88 @@
+"""What a run tells people while it goes: a live bar on a terminal, plain lines elsewhere, all of it in `train.log`."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class Console(logging.Handler):
+    """Writes lines and progress; log records of the package are lines too."""
+
+    def __init__(self, mode: str):
+        """Starts writing to standard output.
+
+        Args:
+            mode: `bar`, `lines`, or `auto` for a bar on a terminal.
+        """
+        super().__init__()
+        self._rich = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        self._wants_bar = mode == "bar" or (mode == "auto" and self._rich.is_terminal)
+        self._log: TextIO | None = None
+        self._early: list[str] = []
+
+    def open_log(self, path: Path) -> None:
+        """Appends everything, also what was said before, to a file."""
+        self._log = path.open("a", buffering=1)
+        self._log.writelines(line + "\n" for line in self._early)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Says a log record."""
+        self.say(self.format(record))
+
+    def say(self, line: str) -> None:
+        """Writes a line."""
+        self._rich.print(line, markup=False)
+        self._write(line)
+
+    def start(self, *, done: int, total: int) -> None:
+        """Begins to show progress."""
+        if self._wants_bar:
+            columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=self._rich)
+            self._task = self._bar.add_task("", total=total, completed=done)
+            self._bar.start()
+
+    def progress(self, step: int, total: int, line: str, *, due: bool) -> None:
+        """Shows that `step` of `total` is done; `line` goes to the log, and to a plain console, where it is `due`."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=line)
+        if due:
+            text = f"step {step:>{len(str(total))}}/{total}  {line}"
+            if self._bar is None:
+                self._rich.print(text, markup=False)
+            self._write(text)
+
+    def stop(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def close(self) -> None:
+        """Ends the log."""
+        self.stop()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        super().close()
+
+    def _write(self, line: str) -> None:
+        if self._log is None:
+            self._early.append(line)
+        else:
+            self._log.write(line + "\n")
+
+
+def duration(seconds: float) -> str:
+    """Returns `seconds` as people say it: `42 s`, `3 min 10 s`, `5 h 2 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

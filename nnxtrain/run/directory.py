@@ -1,0 +1,97 @@
+"""The run directory: who may write to it, and files that are whole or not there."""
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from nnxtrain.errors import ConfigError
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file under a temporary name and renames it, so that no reader ever sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
+    part.replace(path)
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Returns the `summary.json` of a run, or None if there is none."""
+    try:
+        return json.loads((folder / "summary.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes the run directory and holds it for this process; `run.lock` is there while the run is alive.
+
+    Raises:
+        ConfigError: the folder cannot be made or written, or another live process holds it.
+    """
+    path = folder / "run.lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise ConfigError(f"output_dir: {folder} cannot be written: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise ConfigError(f"{folder} is in use by a live run (process {owner}); choose another run_name") from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def environment() -> dict[str, Any]:
+    """Returns what `env.json` says of software: versions, platform, commit of the package's source tree."""
+    return {
+        "python": sys.version.split()[0],
+        "platform": sys.platform,
+        "versions": {name: version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def set_aside_rows(folder: Path, *, beyond: int) -> int:
+    """Moves rows of `metrics.jsonl` with a step above `beyond` to `metrics.dropped.jsonl`; returns their number."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return 0
+    kept, dropped = [], []
+    for line in path.read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the half line that a killed run left
+        (kept if row["step"] <= beyond else dropped).append(line + "\n")
+    with (folder / "metrics.dropped.jsonl").open("a") as file:
+        file.writelines(dropped)
+    write_whole(path, "".join(kept))
+    return len(dropped)

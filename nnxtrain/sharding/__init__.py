@@ -1,0 +1,1 @@
+"""Devices → mesh, logical axes → mesh axes."""

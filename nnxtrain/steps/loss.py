@@ -1,0 +1,73 @@
+"""Cross-entropy in nats, summed over targets, never averaged here."""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from nnxtrain.nn.dropout import Dropout, KeepAll, RowDropout
+from nnxtrain.types import Batch, LossParts, LossSum
+
+
+class LanguageModel(Protocol):
+    """What a loss needs of a model."""
+
+    def hidden(self, batch: Batch, drop: Dropout) -> jax.Array:
+        """Maps a batch to activations `[b s d]`."""
+        ...
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps activations `[b s d]` to scores `[b s v]`, float32."""
+        ...
+
+
+def make_loss_sum(*, z_loss: float, dropout: float, chunks: int) -> LossSum:
+    """Returns the loss of a microbatch.
+
+    Args:
+        z_loss: weight of the mean squared log-normaliser (Chowdhery et al. 2022, arXiv:2204.02311, section 5).
+        dropout: probability that an activation is dropped.
+        chunks: pieces the sequence is cut into; scores exist for one piece at a time, forward and backward.
+    """
+
+    def loss_sum(model: LanguageModel, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, LossParts]:
+        drop = RowDropout.of_rows(dropout, key, microbatch["rows"]) if dropout else KeepAll()
+        hidden = model.hidden(microbatch, drop)
+
+        def piece(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            hidden, targets, mask = chunk
+            return token_sums(model.logits(hidden), targets, mask)
+
+        whole = (hidden, microbatch["targets"], microbatch["mask"])
+        if chunks == 1:
+            cross_entropy, square = piece(whole)
+        else:
+            cut = jax.tree.map(lambda leaf: _cut(leaf, chunks), whole)
+            cross_entropy, square = jax.tree.map(jnp.sum, jax.lax.map(jax.checkpoint(piece), cut))
+        targets = jnp.sum(microbatch["mask"], dtype=jnp.float32)
+        sums = {"loss": (cross_entropy, targets)}
+        if z_loss:
+            sums["z_loss"] = (z_loss * square, targets)
+        return cross_entropy + z_loss * square, LossParts(targets, sums)
+
+    return loss_sum
+
+
+def token_sums(scores: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the sums of cross-entropy and of the squared log-normaliser over the targets.
+
+    Args:
+        scores: `[b s v]` float32.
+        targets: `[b s]` ids.
+        mask: `[b s]`, true where a target counts.
+    """
+    normaliser = jax.nn.logsumexp(scores, axis=-1)
+    chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+    cross_entropy = jnp.sum(jnp.where(mask, normaliser - chosen, 0))
+    return cross_entropy, jnp.sum(jnp.where(mask, jnp.square(normaliser), 0))
+
+
+def _cut(leaf: jax.Array, chunks: int) -> jax.Array:
+    """Turns `[b s ...]` into `[chunks b s/chunks ...]`."""
+    rows, sequence, *rest = leaf.shape
+    return leaf.reshape(rows, chunks, sequence // chunks, *rest).swapaxes(0, 1)

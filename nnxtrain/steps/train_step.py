@@ -1,0 +1,48 @@
+"""One optimizer step. Start reading here."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from nnxtrain.state import TrainStateNNX
+from nnxtrain.types import Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
+
+
+def make_train_step(loss_sum: LossSum, accumulate: Accumulate, *, schedule: Schedule, seed: int) -> TrainStep:
+    """Returns the function an engine compiles; it knows no config and no mesh.
+
+    Args:
+        loss_sum: `(model, microbatch, key) -> (loss summed over targets, LossParts)`.
+        accumulate: an entry of `ACCUMULATORS`; sums loss parts and gradients.
+        schedule: learning rate by number of updates, for the metrics; the optimizer has its own copy.
+        seed: of dropout; masks depend on it, on the step and on the row of the global batch.
+    """
+
+    def train_step(state: TrainStateNNX, batch: Batch) -> tuple[TrainStateNNX, Metrics]:
+        """Consumes `state` and `batch` (leaves `[m b ...]`); returns the state one step on."""
+        graph, params, rest = nnx.split(state.model, nnx.Param, ...)
+        key = jax.random.fold_in(jax.random.key(seed), state.step[...])
+
+        def loss_of(params: nnx.State, microbatch: Batch) -> tuple[jax.Array, LossParts]:
+            return loss_sum(nnx.merge(graph, params, rest), microbatch, key)
+
+        parts, grads = accumulate(loss_of, params, batch)
+        scale = 1 / jnp.maximum(parts.targets, 1)
+        grads = jax.tree.map(lambda grad: grad * scale, grads)
+        grad_norm = optax.tree.norm(grads)
+        means = {name: total / jnp.maximum(count, 1) for name, (total, count) in parts.sums.items()}
+        is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(means["loss"])
+        learning_rate = schedule(state.optimizer.step[...])
+        moves = is_finite & (parts.targets > 0)
+        state.apply_gradients(grads, where=moves)
+        return state, means | {
+            "learning_rate": learning_rate,
+            "grad_norm": grad_norm,
+            "targets": parts.targets.astype(jnp.int32),
+            "tokens": jnp.sum(batch["segment_ids"] != 0),
+            "finite": is_finite,
+            "skipped": ~moves,
+        }
+
+    return train_step

@@ -1,0 +1,22 @@
+"""One id a byte: no vocabulary file, no training, every text."""
+
+import numpy as np
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8 text; three more mark begin, end and padding."""
+
+    size = 259
+    bos = 256
+    eos = 257
+    pad = 258
+    fingerprint = "byte-1"
+    token_bytes = np.repeat(np.array([1, 0], np.int32), [256, 3])
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns one id a byte, `[n]` uint16, without bos and eos."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Returns the text of `ids`; marks are left out, bytes that are not UTF-8 become U+FFFD."""
+        return bytes(int(token) for token in ids if token < 256).decode("utf-8", errors="replace")

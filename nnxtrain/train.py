@@ -1,0 +1,89 @@
+"""`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nnxtrain.config.command import answer_about_keys, guarded, load_config, parse, print_config
+from nnxtrain.config.schema import Config
+from nnxtrain.errors import ConfigError
+from nnxtrain.run.directory import read_summary
+
+EPILOG = """\
+ways in:
+  python -m nnxtrain.train CONFIG.yml [key=val ...]     train, evaluate, write samples
+  python -m nnxtrain.generate RUN_DIR [key=val ...]     text from a finished run
+
+examples:
+  python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
+  python -m nnxtrain.train configs/quickstart.yml data.source=text data.path='corpus/*.txt'
+  python -m nnxtrain.train configs/llama2-7b.yml --dry-run
+  python -m nnxtrain.train --list-keys model
+
+A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file.
+
+exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite, 5 data, 6 checkpoint
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(
+        prog="python -m nnxtrain.train",
+        description="Trains a language model.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG.yml", help="configuration; lists what differs from defaults"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win over the file")
+    parser.add_argument("--list-keys", nargs="?", const="", metavar="PREFIX", help="every key: type, default, meaning")
+    parser.add_argument("--print-config", action="store_true", help="the resolved configuration, as YAML")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, count parameters and bytes, and stop")
+    arguments = parse(argv, parser)
+    if answer_about_keys(arguments):
+        return 0
+    config = load_config(arguments)
+    if arguments.print_config:
+        print_config(config)
+        return 0
+    folder = Path(config.output_dir).expanduser() / str(config.run_name)
+    if not arguments.dry_run and _is_finished(config, folder):
+        return 0
+    if config.debug.platform != "auto":
+        os.environ["JAX_PLATFORMS"] = {"gpu": "cuda"}.get(config.debug.platform, config.debug.platform)
+    if arguments.dry_run:
+        from nnxtrain.dry_run import dry_run
+
+        return dry_run(config)
+    from nnxtrain.execute import execute
+
+    return execute(config, folder, began=began)
+
+
+def _is_finished(config: Config, folder: Path) -> bool:
+    """Says so if there is nothing left to do in `folder`.
+
+    Raises:
+        ConfigError: the folder was used before and `checkpoint.resume=never`.
+    """
+    if config.checkpoint.resume == "never" and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"checkpoint.resume=never: {folder} is not empty; choose another run_name, or delete it")
+    summary = read_summary(folder)
+    if summary is None or summary["status"] != "done":
+        return False
+    print(f"{folder} is finished: step {summary['step']}, final loss {summary['final_loss']}. Nothing was done.")
+    print(f"  look at it   {folder}/report.html")
+    print(f"  use it       python -m nnxtrain.generate {folder}")
+    print(f"  start anew   choose another run_name=NAME, or delete {folder}")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,108 @@
+"""What passes between the rooms: batches, metrics, and the signature of every open point."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnxtrain.state import TrainStateNNX
+
+# `inputs targets positions segment_ids` int32 and `mask` bool, each `[b s]`, and `rows` int32 `[b]`; a train step
+# gets a leading microbatch axis, `[m b s]`. Segment 0 is padding; `mask` is true where the target counts; `rows` is
+# the index of a row in the global batch.
+Batch = Mapping[str, Any]
+
+# Scalars of one step, on device until they are fetched.
+Metrics = dict[str, jax.Array]
+
+
+class LossParts(NamedTuple):
+    """What a loss is made of.
+
+    Attributes:
+        targets: tokens that count, the one denominator of everything that carries a gradient.
+        sums: metric name → (sum, count), divided once when the step is done.
+    """
+
+    targets: jax.Array
+    sums: dict[str, tuple[jax.Array, jax.Array]]
+
+
+# `(model, microbatch, key) -> (loss summed over targets in nats, LossParts)`
+LossSum = Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, LossParts]]
+
+# `(params, microbatch) -> (loss summed over targets in nats, LossParts)`
+LossOf = Callable[[nnx.State, Batch], tuple[jax.Array, LossParts]]
+
+# `(loss_of, params, batch [m b ...]) -> (LossParts, gradient sums)`, both summed over microbatches, in float32
+Accumulate = Callable[[LossOf, nnx.State, Batch], tuple[LossParts, nnx.State]]
+
+# `(state, batch [m b ...]) -> (state one step on, metrics)`; consumes its state
+TrainStep = Callable[[TrainStateNNX, Batch], tuple[TrainStateNNX, Metrics]]
+
+# `(state, batch [b ...]) -> (cross-entropy summed over targets in nats, targets)`
+EvalStep = Callable[[TrainStateNNX, Batch], tuple[jax.Array, jax.Array]]
+
+# `update number -> learning rate`
+Schedule = Callable[[jax.Array], jax.Array]
+
+# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s]) -> [b s h c]`, causal
+Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+# Where a layer draws its weights from: `(path of the layer, global layer index) -> nnx.Rngs`
+RngsAt = Callable[[str, Any], nnx.Rngs]
+
+
+class Rows(Protocol):
+    """Packed rows with random access; `rows[i]` holds `inputs targets positions segment_ids mask`, each `[s]`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        ...
+
+    @property
+    def bos(self) -> int:
+        """Id before the first token of a document; -1 if there is none."""
+        ...
+
+    @property
+    def eos(self) -> int:
+        """Id after the last token of a document; -1 if there is none."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when any id changes its meaning."""
+        ...
+
+    @property
+    def token_bytes(self) -> np.ndarray:
+        """Bytes of text that each id stands for, `[size]`; 0 for ids that stand for none."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the ids of `text`, without bos and eos."""
+        ...
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Returns the text of `ids`; ids that stand for no text are left out."""
+        ...
+
+
+class Dataset(NamedTuple):
+    """What a data source gives to a run."""
+
+    train: Rows
+    held_out: dict[str, Rows]
+    description: str
