@@ -55,9 +55,8 @@ class Program:
         """Returns shapes, types and shardings of a batch, leaves `[m b ...]`."""
         sharding = rows_sharding(self.mesh, row_axis=1)
         tokens = (*self.cut, self.config.batch.sequence)
-        leaves: dict[str, tuple[tuple[int, ...], Any]] = {
-            name: (tokens, jnp.int32) for name in ("inputs", "targets", "positions", "segment_ids")
-        }
+        names = ("inputs", "targets", "positions", "segment_ids")
+        leaves: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(names, (tokens, jnp.int32))
         leaves |= {"mask": (tokens, jnp.bool_), "rows": (tuple(self.cut), jnp.int32)}
         return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for name, leaf in leaves.items()}
 
@@ -76,6 +75,7 @@ def make_program(
         config: of the run.
         devices: to work on; None for all of this process's backend.
         models: the table that `model.name` is looked up in.
+
     Raises:
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
     """

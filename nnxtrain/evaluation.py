@@ -1,6 +1,7 @@
 """Loss on held-out sets, weighted by targets."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -8,6 +9,8 @@ import jax
 import numpy as np
 
 from nnxtrain.types import Batch
+
+IN_FLIGHT = 2  # batches on the devices at a time
 
 
 class Evaluation(NamedTuple):
@@ -34,15 +37,16 @@ def evaluate(
         put: brings a batch to the devices.
         token_bytes: bytes of text that each id stands for, `[size]`.
     """
-    sums, targets, text_bytes = [], 0, 0
+    nats, targets, text_bytes = [], 0, 0
+    pending: deque[jax.Array] = deque()
     for batch in batches:
         chosen = batch["targets"][batch["mask"]]
         targets += len(chosen)
         text_bytes += int(token_bytes[chosen].sum())
-        sums.append(eval_step(put(batch))[0])
-        if len(sums) > 2:
-            sums[-3] = float(sums[-3])  # bounds the batches in flight
-    nats = math.fsum(float(total) for total in sums)
-    loss = nats / max(targets, 1)
+        pending.append(eval_step(put(batch))[0])
+        if len(pending) > IN_FLIGHT:
+            nats.append(float(pending.popleft()))
+    total = math.fsum([*nats, *map(float, pending)])
+    loss = total / max(targets, 1)
     perplexity = math.exp(loss) if loss < 700 else math.inf
-    return Evaluation(loss, perplexity, nats / math.log(2) / text_bytes if text_bytes else None, targets)
+    return Evaluation(loss, perplexity, total / math.log(2) / text_bytes if text_bytes else None, targets)

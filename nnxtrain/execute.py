@@ -36,6 +36,7 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
         config: of the run.
         folder: run directory; made here, once everything that was asked for is known to be possible.
         began: `time.monotonic()` at the start of the process.
+
     Raises:
         UserError: what a user can cause; the summary says it too.
     """

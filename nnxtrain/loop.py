@@ -23,7 +23,7 @@ class StepRecord(NamedTuple):
     Attributes:
         step: steps done after this one.
         metrics: python numbers.
-        step_time_s: from the end of the step before to the end of this one, less the time of what is done between steps.
+        step_time_s: from the end of the step before to the end of this one, without what is done between steps.
         data_wait_s: the part of it that the loop waited for a batch.
     """
 

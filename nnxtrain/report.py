@@ -81,9 +81,8 @@ def svg(curves: Sequence[Curve]) -> str:
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if len(curve.points) < 40:
             parts += [_dot(place(*point), colour) for point in shown]
-        parts.append(
-            f'<text x="{WIDTH - MARGIN}" y="{20 + 16 * number}" text-anchor="end" fill="{colour}">{html.escape(curve.name)}</text>'
-        )
+        label = f'x="{WIDTH - MARGIN}" y="{20 + 16 * number}" text-anchor="end" fill="{colour}"'
+        parts.append(f"<text {label}>{html.escape(curve.name)}</text>")
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
 
 

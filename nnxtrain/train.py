@@ -1,13 +1,12 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nnxtrain.config.command import answer_about_keys, guarded, load_config, parse, print_config
+from nnxtrain.config.command import answer_about_keys, choose_platform, guarded, load_config, parse, print_config
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.run.directory import read_summary
@@ -56,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(config.output_dir).expanduser() / str(config.run_name)
     if not arguments.dry_run and _is_finished(config, folder):
         return 0
-    if config.debug.platform != "auto":
-        os.environ["JAX_PLATFORMS"] = {"gpu": "cuda"}.get(config.debug.platform, config.debug.platform)
+    choose_platform(config)
     if arguments.dry_run:
         from nnxtrain.dry_run import dry_run
 

@@ -1,0 +1,1 @@
+"""Every key of a run: its type, default, meaning and checks."""

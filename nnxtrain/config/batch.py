@@ -10,9 +10,9 @@ from nnxtrain.config.key import key
 class BatchConfig:
     """The batch of one step and how it is cut into microbatches."""
 
-    global_size: int = key(8, "sequences per step, all devices together", low=1)
-    accum_steps: int = key(1, "microbatches per step, one after another", low=1)
-    sequence: int = key(512, "tokens per sequence", low=2)
+    global_size: int = key(8, "sequences per step, all devices together", span="[1, inf)")
+    accum_steps: int = key(1, "microbatches per step, one after another", span="[1, inf)")
+    sequence: int = key(512, "tokens per sequence", span="[2, inf)")
     accumulator: str = key(
         "auto",
         "how microbatches are summed; auto = one_pass for a single one, else scan",

@@ -1,6 +1,7 @@
 """The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -42,6 +43,12 @@ def load_config(arguments: argparse.Namespace) -> Config:
 def print_config(config: Config) -> None:
     """Prints the resolved configuration; `load` reads it back."""
     print(to_yaml(config), end="")
+
+
+def choose_platform(config: Config) -> None:
+    """Tells jax, before it is imported, which backend `debug.platform` names."""
+    if config.debug.platform != "auto":
+        os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
 
 
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:

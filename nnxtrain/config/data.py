@@ -20,15 +20,15 @@ class DataConfig:
     path: tuple[str, ...] = key((), "text: files and globs, plain or .jsonl, each also .gz")
     validation_path: tuple[str, ...] = key((), "text: held-out files and globs; NAME=GLOB makes a set of that name")
     validation_fraction: float = key(
-        0.05, "stdlib: share of files held out, chosen by hash of their path", low=0, below=1
+        0.05, "stdlib: share of files held out, chosen by hash of their path", span="[0, 1)"
     )
     text_field: str = key("text", "jsonl: field that holds the text")
     invalid_utf8: str = key("refuse", "bytes that are not UTF-8", choices=("refuse", "replace"))
     tokenizer: str = key("byte", "text to ids and back", choices=tuple(TOKENIZER_SIZES))
-    epochs: int | None = key(None, "passes over the corpus before the data ends; null = no end", low=1)
+    epochs: int | None = key(None, "passes over the corpus before the data ends; null = no end", span="[1, inf)")
     shuffle: bool = key(True, "read the rows of each epoch in an order made from (seed, epoch)")
     drop_remainder: bool = key(False, "leave out the last, incomplete batch; false pads it with empty rows")
-    prefetch: int = key(2, "batches prepared ahead of the step", low=1, high=1024)
+    prefetch: int = key(2, "batches prepared ahead of the step", span="[1, 1024]")
     cache_dir: str | None = key(None, "folder of tokenised corpora; null = the user's cache directory")
 
     def problems(self) -> Iterator[tuple[str, str]]:

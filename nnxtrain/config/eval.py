@@ -9,6 +9,6 @@ from nnxtrain.config.key import key
 class EvalConfig:
     """Evaluation of every named set; always at the end, and a sample of text with it."""
 
-    every_steps: int = key(0, "steps between two evaluations; 0 = at the end only", low=0)
-    global_size: int = key(0, "sequences per forward pass, all devices together; 0 = those of one microbatch", low=0)
-    max_batches: int | None = key(None, "batches read of each set; null = all", low=1)
+    every_steps: int = key(0, "steps between two evaluations; 0 = at the end only", span="[0, inf)")
+    global_size: int = key(0, "sequences per forward pass, all devices; 0 = those of a microbatch", span="[0, inf)")
+    max_batches: int | None = key(None, "batches read of each set; null = all", span="[1, inf)")

@@ -10,7 +10,7 @@ class GenerateConfig:
     """How text is drawn from the logits."""
 
     prompt: str = key("def ", "text that the model continues")
-    tokens: int = key(200, "tokens written after the prompt", low=0, high=1_000_000)
-    temperature: float = key(0.8, "logits are divided by this; 0 = always the likeliest token", low=0)
-    top_k: int | None = key(None, "draw from this many of the likeliest tokens; null = all", low=1)
-    seed: int = key(0, "seed of the draws", low=0)
+    tokens: int = key(200, "tokens written after the prompt", span="[0, 1000000]")
+    temperature: float = key(0.8, "logits are divided by this; 0 = always the likeliest token", span="[0, inf)")
+    top_k: int | None = key(None, "draw from this many of the likeliest tokens; null = all", span="[1, inf)")
+    seed: int = key(0, "seed of the draws", span="[0, inf)")

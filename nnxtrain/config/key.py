@@ -6,46 +6,33 @@ from typing import Any
 LARGEST = 2**31 - 1  # counters on device are int32
 
 
-def key(
-    default: Any,
-    doc: str,
-    *,
-    choices: tuple[str, ...] = (),
-    low: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
-    planned: bool = False,
-) -> Any:
+def key(default: Any, doc: str, *, choices: tuple[str, ...] = (), span: str = "", planned: bool = False) -> Any:
     """Declares a field of a section.
 
     Args:
         default: the value when no one gives the key.
         doc: one line for people; says the unit.
         choices: the names that are admitted; empty admits any value of the type.
-        low: the smallest value admitted.
-        high: the largest value admitted.
-        below: the value must be smaller than this.
+        span: the numbers that are admitted, as an interval: `[0, 1)` holds 0 but not 1, `[1, inf)` has no end.
         planned: the part that reads the key does not exist yet: only the default is admitted.
     """
-    metadata = {"doc": doc, "choices": choices, "low": low, "high": high, "below": below, "planned": planned}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"doc": doc, "choices": choices, "span": span, "planned": planned})
 
 
 def problem_of(declared: Field, value: Any) -> str | None:
     """Returns what is wrong with `value` by the declaration alone, or None."""
-    rule = declared.metadata
-    if rule["planned"] and value != declared.default:
+    if declared.metadata["planned"] and value != declared.default:
         return f"{show(value)} is not built yet; only the default, {show(declared.default)}, works"
-    if value is None:
+    span = declared.metadata["span"]
+    if value is None or not span:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if rule["low"] is not None and value < rule["low"]:
-            return f"{value} must be at least {rule['low']}"
-        high = LARGEST if rule["high"] is None and isinstance(value, int) else rule["high"]
-        if high is not None and value > high:
-            return f"{value} must be at most {high}"
-        if rule["below"] is not None and value >= rule["below"]:
-            return f"{value} must be below {rule['below']}"
+    low, high = (float(end) for end in span[1:-1].split(","))
+    if value < low:
+        return f"{value} must be at least {low:g}"
+    if value > high or (value == high and span.endswith(")")):
+        return f"{value} must be {'below' if span.endswith(')') else 'at most'} {high:g}"
+    if isinstance(value, int) and value > LARGEST:
+        return f"{value} must be at most {LARGEST}"
     return None
 
 

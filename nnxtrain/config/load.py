@@ -32,6 +32,7 @@ def load(
         file: path of a YAML file.
         overrides: words `section.key=value`; a later one wins.
         extra: dotted key → names that it admits beside its choices (entries that come from outside the package).
+
     Raises:
         ConfigError: lists every problem with its place, the value and what would be right.
     """
@@ -46,8 +47,7 @@ def load(
             problems.append(f"{word.place}: {problem}")
         places[word.path] = word.place
     merged = _merge(given)
-    if not problems:
-        problems = [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_alone(merged)]
+    problems += [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_alone(merged)]
     if not problems:
         config = _build(merged, run_name=path.stem)
         problems = [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_together(config)]
@@ -184,7 +184,9 @@ def _doc(leaf: Leaf) -> str:
     rule = leaf.declared.metadata
     parts = [rule["doc"]]
     if rule["choices"]:
-        parts.append(f"[{', '.join(rule['choices'])}]")
+        parts.append(f"({', '.join(rule['choices'])})")
+    if rule["span"]:
+        parts.append(f"in {rule['span']}")
     if rule["planned"]:
-        parts.append("[not built yet]")
+        parts.append("(not built yet)")
     return " ".join(parts)

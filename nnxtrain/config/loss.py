@@ -9,10 +9,10 @@ from nnxtrain.config.key import key
 class LossConfig:
     """Cross-entropy and what is added to it."""
 
-    z_loss: float = key(0.0, "weight of the squared log-normaliser, which keeps logits small", low=0)
+    z_loss: float = key(0.0, "weight of the squared log-normaliser, which keeps logits small", span="[0, inf)")
     chunks: int = key(
         0,
         "pieces a sequence is cut into so that logits are never held whole; "
         "0 = 1 for a vocabulary below 16384, else 8 or fewer",
-        low=0,
+        span="[0, inf)",
     )

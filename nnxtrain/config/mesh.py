@@ -10,7 +10,7 @@ from nnxtrain.config.key import key
 class MeshConfig:
     """The device mesh. Part of the axes exist: a batch is cut over `data`, everything else is whole on each device."""
 
-    data: int = key(-1, "devices that share a batch; -1 = all that are left", low=-1)
+    data: int = key(-1, "devices that share a batch; -1 = all that are left", span="[-1, inf)")
     fsdp: int = key(1, "devices that share weights and a batch", planned=True)
     tensor: int = key(1, "devices that share the matrices of a layer", planned=True)
     context: int = key(1, "devices that share a sequence", planned=True)

@@ -16,14 +16,14 @@ class ModelConfig:
 
     name: str = key("decoder", "module tree", choices=("decoder",))
     preset: str | None = key(None, "sizes of a published model; keys beside it win", choices=tuple(PRESETS))
-    layers: int = key(4, "blocks of the stack", low=1)
-    embed: int = key(256, "width of the residual stream", low=1)
-    heads: int = key(4, "query heads", low=1)
-    kv_heads: int = key(0, "key and value heads, a divisor of heads; 0 = heads", low=0)
-    head_dim: int = key(0, "width of a head, even; 0 = embed / heads", low=0)
-    mlp: int = key(0, "width of the feed-forward layer; 0 = 8/3 embed, rounded up to a multiple of 64", low=0)
-    vocab: int = key(384, "token ids the model can hold; the table is padded to a multiple of 128", low=2)
-    dropout: float = key(0.0, "probability that an activation is dropped in training", low=0, below=1)
+    layers: int = key(4, "blocks of the stack", span="[1, inf)")
+    embed: int = key(256, "width of the residual stream", span="[1, inf)")
+    heads: int = key(4, "query heads", span="[1, inf)")
+    kv_heads: int = key(0, "key and value heads, a divisor of heads; 0 = heads", span="[0, inf)")
+    head_dim: int = key(0, "width of a head, even; 0 = embed / heads", span="[0, inf)")
+    mlp: int = key(0, "width of the feed-forward layer; 0 = 8/3 embed, rounded up to a multiple of 64", span="[0, inf)")
+    vocab: int = key(384, "token ids the model can hold; the table is padded to a multiple of 128", span="[2, inf)")
+    dropout: float = key(0.0, "probability that an activation is dropped in training", span="[0, 1)")
     dtype: str = key(
         "auto",
         "type of computation; auto = bfloat16 on TPU and GPU, float32 on CPU",
@@ -35,14 +35,16 @@ class ModelConfig:
     pattern: tuple[str, ...] = key(("global",), "kinds of block, repeated over the stack", planned=True)
     attention: str = key("dot_product", "attention kernel", choices=("dot_product",))
     qk_norm: bool = key(False, "RMS norm on queries and keys, before rotation")
-    logit_softcap: float | None = key(None, "logits are squashed into (-cap, cap); null = off", low=1e-6)
-    norm_eps: float = key(1e-5, "added to the mean square in RMS norm", low=0)
-    rope_theta: float = key(10000.0, "base of the rotation periods", low=1)
+    logit_softcap: float | None = key(None, "logits are squashed into (-cap, cap); null = off", span="[1e-6, inf)")
+    norm_eps: float = key(1e-5, "added to the mean square in RMS norm", span="[0, inf)")
+    rope_theta: float = key(10000.0, "base of the rotation periods", span="[1, inf)")
     rope_scaling: str = key("none", "change of the rotation periods for long sequences", choices=("none", "llama3"))
-    rope_factor: float = key(8.0, "llama3 scaling: slow periods are stretched by this", low=1)
-    rope_low: float = key(1.0, "llama3 scaling: fewer turns than this per original sequence are stretched whole", low=0)
-    rope_high: float = key(4.0, "llama3 scaling: more turns than this are left alone", low=0)
-    rope_original_sequence: int = key(8192, "llama3 scaling: tokens of the original sequence", low=1)
+    rope_factor: float = key(8.0, "llama3 scaling: slow periods are stretched by this", span="[1, inf)")
+    rope_low: float = key(
+        1.0, "llama3 scaling: fewer turns than this per sequence are stretched whole", span="[0, inf)"
+    )
+    rope_high: float = key(4.0, "llama3 scaling: more turns than this are left alone", span="[0, inf)")
+    rope_original_sequence: int = key(8192, "llama3 scaling: tokens of the original sequence", span="[1, inf)")
 
     def derived(self) -> "ModelConfig":
         """Returns a copy in which every size of 0 is filled in."""

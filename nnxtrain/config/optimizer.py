@@ -10,12 +10,12 @@ class OptimizerConfig:
     """The optax chain: clipping, the rule, decoupled weight decay."""
 
     name: str = key("adamw", "update rule", choices=("adamw", "sgd"))
-    learning_rate: float = key(3e-4, "peak learning rate", low=0)
+    learning_rate: float = key(3e-4, "peak learning rate", span="[0, inf)")
     weight_decay: float = key(
-        0.1, "decoupled decay of matrices and embeddings; norms and biases are never decayed", low=0
+        0.1, "decoupled decay of matrices and embeddings; norms and biases are never decayed", span="[0, inf)"
     )
-    b1: float = key(0.9, "adamw: memory of the first moment", low=0, below=1)
-    b2: float = key(0.95, "adamw: memory of the second moment", low=0, below=1)
-    eps: float = key(1e-8, "adamw: added to the root of the second moment", low=0)
-    momentum: float = key(0.0, "sgd: memory of the velocity", low=0, below=1)
-    clip_norm: float | None = key(1.0, "gradients are scaled down to this global norm; 0 or null = off", low=0)
+    b1: float = key(0.9, "adamw: memory of the first moment", span="[0, 1)")
+    b2: float = key(0.95, "adamw: memory of the second moment", span="[0, 1)")
+    eps: float = key(1e-8, "adamw: added to the root of the second moment", span="[0, inf)")
+    momentum: float = key(0.0, "sgd: memory of the velocity", span="[0, 1)")
+    clip_norm: float | None = key(1.0, "gradients are scaled down to this norm; 0 or null = off", span="[0, inf)")

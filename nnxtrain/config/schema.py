@@ -31,8 +31,8 @@ class Config:
 
     run_name: str | None = key(None, "folder of the run below output_dir; null = name of the YAML file")
     output_dir: str = key("runs", "folder that holds the runs")
-    steps: int = key(1000, "steps of the run; 0 trains nothing", low=0)
-    seed: int = key(0, "seed of weights, row order and dropout", low=0)
+    steps: int = key(1000, "steps of the run; 0 trains nothing", span="[0, inf)")
+    seed: int = key(0, "seed of weights, row order and dropout", span="[0, inf)")
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -119,6 +119,6 @@ def sections() -> dict[str, type]:
     return {declared.name: kind for declared, kind in _typed(Config) if declared.default is MISSING}
 
 
-def _typed(section: type) -> Iterator[tuple[Field, Any]]:
+def _typed(section: Any) -> Iterator[tuple[Field, Any]]:
     hints = get_type_hints(section)
     return ((declared, hints[declared.name]) for declared in fields(section))

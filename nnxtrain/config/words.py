@@ -102,7 +102,7 @@ class _Reader:
                 self.problems.append(f"{place}: {name}: a list holds plain values, no lists or mappings")
             else:
                 self.words.append(Word(name, items, place))
-        elif "." in name:
-            self.words.append(Word(name, None, place))
+        elif isinstance(node, yaml.MappingNode) and node.value and "." not in name:
+            self.mapping(node, f"{name}.")
         else:
-            self.words.append(Word(name, None, place)) if not node.value else self.mapping(node, f"{name}.")
+            self.words.append(Word(name, None, place))

@@ -60,6 +60,7 @@ def cached_corpus(
         tokenizer: text to ids.
         options: whatever else `read` depends on.
         cache_dir: folder of all tokenised corpora; made if needed.
+
     Raises:
         DataError: no document holds text.
         ConfigError: `cache_dir` cannot be written.

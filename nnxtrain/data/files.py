@@ -47,12 +47,12 @@ def read_documents(file: Path, *, text_field: str, invalid_utf8: str) -> Iterato
         file: a path; `.gz` at its end means gzip.
         text_field: field of a jsonl object that holds the text.
         invalid_utf8: `refuse` or `replace` bytes that are not UTF-8.
+
     Raises:
         DataError: names the file, the line or byte, and what was expected.
     """
     try:
-        with file.open("rb") as raw:
-            stream = gzip.open(raw) if file.suffix == ".gz" else raw
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             if file.name.removesuffix(".gz").endswith(".jsonl"):
                 yield from _jsonl(stream, file, text_field=text_field, invalid_utf8=invalid_utf8)
             else:

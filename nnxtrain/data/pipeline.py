@@ -1,6 +1,7 @@
 """Rows → batches on their way to the devices, made ahead of the step by grain."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import grain
@@ -28,8 +29,8 @@ class TrainBatches:
     """Endless or finite batches whose whole position is the number of batches read.
 
     Batch `i` holds rows `i * B` to `(i + 1) * B` of the epochs laid end to end; the row order of an epoch is a pure
-    function of (seed, epoch). With `R` rows, `E` epochs and batches of `B` there are `ceil(R * E / B)` batches, the last
-    one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
+    function of (seed, epoch). With `R` rows, `E` epochs and batches of `B` there are `ceil(R * E / B)` batches, the
+    last one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
     """
 
     def __init__(self, rows: Rows, cut: Cut, *, vocab: int, order: "Order"):
@@ -46,8 +47,8 @@ class TrainBatches:
         )
         self.length = None if order.epochs is None else len(self._batches)
 
-    def start(self, first: int, *, put: Callable[[Batch], Any], prefetch: int) -> Iterator[Any]:
-        """Returns the batches from number `first` on, each passed through `put` in a background thread.
+    def start(self, first: int, *, put: Callable[[Batch], Any], prefetch: int) -> Generator[Any, None, None]:
+        """Yields the batches from number `first` on, each passed through `put` in a background thread.
 
         Args:
             first: batches read before.
@@ -56,7 +57,8 @@ class TrainBatches:
         """
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
         ready = self._batches[first:].to_iter_dataset(options).map(put)
-        return iter(experimental.ThreadPrefetchIterDataset(ready, prefetch_buffer_size=prefetch))
+        with closing(iter(experimental.ThreadPrefetchIterDataset(ready, prefetch_buffer_size=prefetch))) as batches:
+            yield from batches
 
     def epochs_after(self, batches: int) -> float:
         """Returns the passes over the corpus that `batches` batches are."""

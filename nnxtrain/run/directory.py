@@ -84,7 +84,8 @@ def set_aside_rows(folder: Path, *, beyond: int) -> int:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return 0
-    kept, dropped = [], []
+    kept: list[str] = []
+    dropped: list[str] = []
     for line in path.read_text().splitlines():
         try:
             row = json.loads(line)

@@ -10,7 +10,7 @@ def make_eval_step(loss_sum: LossSum) -> EvalStep:
     """Returns the function that measures a batch and changes nothing."""
 
     def eval_step(state: TrainStateNNX, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Returns the cross-entropy summed over the targets of `batch` (leaves `[b ...]`), in nats, and their number."""
+        """Returns cross-entropy summed over the targets of `batch` `[b ...]`, in nats, and their number."""
         _, parts = loss_sum(state.model, batch, jax.random.key(0))
         return parts.sums["loss"]
 

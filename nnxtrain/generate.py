@@ -1,0 +1,79 @@
+"""`python -m nnxtrain.generate RUN_DIR [key=val ...]`: text from the newest weights of a run."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from nnxtrain.config.command import choose_platform, guarded, parse
+from nnxtrain.config.generate import GenerateConfig
+from nnxtrain.config.load import list_keys, load
+from nnxtrain.config.schema import Config
+from nnxtrain.errors import ConfigError
+
+EPILOG = """\
+example:
+  python -m nnxtrain.generate runs/quickstart prompt="class " tokens=400 temperature=0.7 top_k=40
+
+keys:
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    keys = "\n".join(f"  {path.removeprefix('generate.'):14}{doc} (default {default})"
+                     for path, _, default, doc in list_keys("generate."))  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m nnxtrain.generate",
+        description="Writes text with the newest weights of a run.",
+        epilog=EPILOG + keys,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN_DIR", help="directory of a run, such as runs/quickstart")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=val", help="how to write; other keys of the run as section.key=val"
+    )
+    arguments = parse(argv, parser)
+    folder = Path(arguments.run)
+    if not (folder / "config.yml").is_file():
+        raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
+    own = {field.name for field in fields(GenerateConfig)}
+    words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
+    config = load(folder / "config.yml", words)
+    choose_platform(config)
+    print(write_text(folder, config))
+    return 0
+
+
+def write_text(folder: Path, config: Config) -> str:
+    """Returns the prompt and what the model makes of it.
+
+    Raises:
+        ConfigError: the run has no weights yet.
+        CheckpointError: they cannot be read.
+    """
+    import jax
+    from flax import nnx
+
+    from nnxtrain.build import make_program, make_writer
+    from nnxtrain.checkpoint.store import CheckpointStore
+    from nnxtrain.execute import use_compilation_cache
+
+    use_compilation_cache(config)
+    program = make_program(config, devices=jax.devices()[:1])
+    model = nnx.eval_shape(program.make_state).model
+    store = CheckpointStore(folder / "checkpoints")
+    step = store.latest()
+    if step is None:
+        raise ConfigError(f"{folder} holds no weights yet: its run has not ended, or had checkpoint.enabled=false")
+    store.restore_weights(step, model)
+    store.close()
+    graph, weights = nnx.split(model)
+    compiled = jax.jit(lambda function, weights, *rest: function(nnx.merge(graph, weights), *rest), static_argnums=0)
+    return make_writer(config, program.tokenizer, lambda function: lambda *args: compiled(function, weights, *args))()
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,88 @@
+"""What tests share: small configurations, batches, comparisons, and runs in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnxtrain.build import Program, make_program
+from nnxtrain.config.load import load
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "configs" / "tiny.yml"
+UNEVEN = (31, 3, 17, 1, 32, 2, 9, 5)  # targets of each row: 100 together
+
+
+def tiny(*words: str):
+    """Returns the configuration of `tiny.yml` with `words` on top."""
+    return load(TINY, words)
+
+
+def tiny_program(*words: str, devices: int = 1) -> Program:
+    """Returns the program of `tiny.yml` with `words` on top, on the first `devices`."""
+    return make_program(tiny(*words), devices=jax.devices()[:devices])
+
+
+def random_batch(*, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, sequence: int = 32, seed: int = 0):
+    """Returns a batch of random tokens, leaves `[m b ...]`; row `i` has `targets[i]` targets."""
+    rows = len(targets)
+    tokens = np.random.default_rng(seed).integers(0, 256, (rows, sequence + 1)).astype(np.int32)
+    batch = {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "positions": np.tile(np.arange(sequence, dtype=np.int32), (rows, 1)),
+        "segment_ids": np.ones((rows, sequence), np.int32),
+        "mask": np.arange(sequence) < np.array(targets)[:, None],
+        "rows": np.arange(rows, dtype=np.int32),
+    }
+    return {name: leaf.reshape(accum_steps, rows // accum_steps, *leaf.shape[1:]) for name, leaf in batch.items()}
+
+
+def weights(state) -> dict[str, np.ndarray]:
+    """Returns the weights of a state by path, layers stacked whether they were scanned or not."""
+    flat = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(state.model))}
+    layers: dict[str, dict[int, np.ndarray]] = {}
+    stacked = {}
+    for path, leaf in flat.items():
+        if path.startswith("stack/layers/"):
+            _, _, index, rest = path.split("/", 3)
+            layers.setdefault(f"stack/layer/{rest}", {})[int(index)] = leaf
+        else:
+            stacked[path] = leaf
+    return stacked | {path: np.stack([parts[i] for i in range(len(parts))]) for path, parts in layers.items()}
+
+
+def assert_trees_close(got, want, *, rtol: float) -> None:
+    """Asserts that each leaf differs by at most `rtol` times the largest value of the wanted leaf."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, one), other in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        worst = np.max(np.abs(one - other), initial=0)
+        bound = rtol * max(np.max(np.abs(other), initial=0), 1e-30)
+        assert worst <= bound, f"{jax.tree_util.keystr(path)}: {worst} > {bound}"
+
+
+def assert_trees_equal(got, want) -> None:
+    """Asserts that each leaf has the same bytes."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, one), other in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), jax.tree_util.keystr(path)
+
+
+def run_module(module: str, *words: str, devices: int = 1, cwd: Path = ROOT, **environment: str):
+    """Runs `python -m nnxtrain.MODULE WORDS` in a process of its own; returns what `subprocess.run` does."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | environment
+    command = [sys.executable, "-m", f"nnxtrain.{module}", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+
+
+def rows_of(folder: Path, kind: str = "train") -> list[dict]:
+    """Returns the rows of a run's `metrics.jsonl` of one kind."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]

@@ -1,0 +1,154 @@
+"""Fails on an import that goes upward, a cycle, a file without a floor, or a function or file that is too long.
+
+The table is the layout of the house: each module stands on a floor and imports only from lower ones; on one floor, only
+inside its own folder. Floor 0 is one folder.
+"""
+
+import ast
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = "nnxtrain"
+
+
+class Row(NamedTuple):
+    """A file or folder of the layout: its floor, its noun, its target in lines a file."""
+
+    floor: int
+    purpose: str
+    target: int
+
+
+FLOORS = {
+    "train": Row(7, "entry point: train", 120),
+    "generate": Row(7, "entry point: text from a run", 120),
+    "execute": Row(7, "one run from start to end", 270),
+    "dry_run": Row(7, "what a run would be, by arithmetic", 120),
+    "build": Row(6, "the composition root", 280),
+    "loop": Row(5, "the training loop", 150),
+    "evaluation": Row(5, "loss on held-out sets", 80),
+    "metrics": Row(5, "what is written of each step", 160),
+    "report": Row(5, "curves and tables for people", 160),
+    "run": Row(5, "run directory, console", 130),
+    "checkpoint": Row(5, "orbax", 120),
+    "compile": Row(5, "chip figures", 120),
+    "engine": Row(4, "what runs one step", 150),
+    "steps": Row(3, "pure functions of state and batch", 80),
+    "models": Row(2, "module trees, stacks, sampling", 130),
+    "nn": Row(1, "leaf layers", 150),
+    "optim": Row(1, "optax chains and schedules", 80),
+    "data": Row(1, "sources, packing, batches", 170),
+    "tokenizers": Row(1, "text to ids", 120),
+    "sharding": Row(1, "devices to mesh", 80),
+    "config": Row(0, "schema and loader", 220),
+    "state": Row(0, "TrainStateNNX", 60),
+    "types": Row(0, "batch, metrics, open points", 130),
+    "axes": Row(0, "logical axis names", 40),
+    "lookup": Row(0, "name to value", 30),
+    "errors": Row(0, "errors with exit codes", 50),
+}
+NEIGHBOURS = {("data", "tokenizers")}  # share a floor and a purpose
+LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FUNCTION, MOST_PARAMETERS = 400, 60, 15, 6
+SLACK = 1.5  # a file may be this many times its target
+
+
+def main(root: Path) -> int:
+    """Prints each breach below `root`; returns 1 if there is any."""
+    problems: list[str] = []
+    lengths: list[int] = []
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        name = path.relative_to(root / PACKAGE)
+        room = name.parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        if room not in FLOORS:
+            problems.append(f"{path}: not in the table of tools/check_floors.py")
+            continue
+        problems += [f"{path}:{problem}" for problem in import_problems(tree, room)]
+        problems += [f"{path}:{problem}" for problem in size_problems(path, tree, FLOORS[room])]
+        lengths += [length(node) for node in functions(tree)]
+    if (median := statistics.median(lengths)) >= MEDIAN_FUNCTION:
+        problems.append(f"the median function has {median} lines; fewer than {MEDIAN_FUNCTION} are wanted")
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+def import_problems(tree: ast.Module, room: str) -> Iterator[str]:
+    """Yields imports that `room` may not make."""
+    floor = FLOORS[room].floor
+    for node, target in imports(tree):
+        other = FLOORS.get(target)
+        if (
+            other is None
+            or target == room
+            or floor == other.floor == 0
+            or {(room, target), (target, room)} & NEIGHBOURS
+        ):
+            continue
+        alone = other.floor == floor and not _is_folder(target) and not _is_folder(room)
+        if other.floor > floor or (other.floor == floor and not alone and _is_folder(room)):
+            yield f"{node.lineno}: floor {floor} imports {PACKAGE}.{target} of floor {other.floor}"
+    if floor < 7:
+        top = set(map(id, tree.body))
+        for inner in ast.walk(tree):
+            if isinstance(inner, ast.Import | ast.ImportFrom) and id(inner) not in top and not _is_extra(inner):
+                yield f"{inner.lineno}: an import inside a function below floor 7"
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
+    """Yields each import of the package with the room it names."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{PACKAGE}.{name}" for name in names] if node.module == PACKAGE else [node.module or ""]
+        for name in dict.fromkeys(names):
+            parts = name.split(".")
+            if parts[0] == PACKAGE and len(parts) > 1:
+                yield node, parts[1]
+
+
+def size_problems(path: Path, tree: ast.Module, row: Row) -> Iterator[str]:
+    """Yields files and functions that are too long, and functions of too many parameters."""
+    lines = len(path.read_text().splitlines())
+    if lines > min(LONGEST_FILE, SLACK * row.target):
+        yield f"1: {lines} lines; the target is {row.target}"
+    for node in functions(tree):
+        if length(node) > LONGEST_FUNCTION:
+            yield f"{node.lineno}: {node.name} has {length(node)} lines; {LONGEST_FUNCTION} are the most"
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = sum(argument.arg not in ("self", "cls") for argument in arguments)
+        if count > MOST_PARAMETERS:
+            yield f"{node.lineno}: {node.name} has {count} parameters; {MOST_PARAMETERS} are the most"
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    """Returns every function of a file."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def length(node: ast.FunctionDef) -> int:
+    """Returns the lines of a function, without its docstring."""
+    total = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        total -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return total
+
+
+def _is_folder(room: str) -> bool:
+    return (Path(__file__).parents[1] / PACKAGE / room).is_dir()
+
+
+def _is_extra(node: ast.Import | ast.ImportFrom) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("matplotlib")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).parents[1]))
