@@ -43,6 +43,12 @@ def random_batch(*, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, seq
     return {name: leaf.reshape(accum_steps, rows // accum_steps, *leaf.shape[1:]) for name, leaf in batch.items()}
 
 
+def pure_step(program: Program):
+    """Returns the state of a program taken apart, and its step as `(state, batch) -> metrics`."""
+    graph, state = nnx.split(program.make_state())
+    return state, lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1]
+
+
 def weights(state) -> dict[str, np.ndarray]:
     """Returns the weights of a state by path, layers stacked whether they were scanned or not."""
     flat = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(state.model))}

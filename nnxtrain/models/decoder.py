@@ -1,5 +1,7 @@
 """The decoder: embedding, stack of blocks, norm, head."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,6 +16,8 @@ from nnxtrain.nn.norm import RmsNorm
 from nnxtrain.nn.param import Precision
 from nnxtrain.nn.rope import Rotation, frequencies, llama3_scaling, rotation_at
 from nnxtrain.types import Batch, RngsAt
+
+HEAD_DEVIATION = 0.02  # small first scores: the first loss is near ln(vocab)
 
 
 class Decoder(nnx.Module):
@@ -40,14 +44,15 @@ class Decoder(nnx.Module):
         def block(index: jax.typing.ArrayLike) -> Block:
             return Block(config, precision=precision, rngs=rngs_at("stack", index))
 
-        def table(path: str) -> Embedding:
-            return Embedding(config.padded_vocab, config.embed, precision=precision, rngs=rngs_at(path, 0))
+        def table(path: str, deviation: float) -> Embedding:
+            sizes = (config.padded_vocab, config.embed)
+            return Embedding(*sizes, deviation=deviation, precision=precision, rngs=rngs_at(path, 0))
 
-        self.embedding = table("embedding")
+        self.embedding = table("embedding", 1 / math.sqrt(config.embed))
         self.stack = (ScannedStack if config.scan_layers else UnrolledStack)(config.layers, block)
         self.norm = RmsNorm(config.embed, eps=config.norm_eps)
         if not config.tied:
-            self.head = table("head")
+            self.head = table("head", HEAD_DEVIATION)
 
     def hidden(self, batch: Batch, drop: Dropout) -> jax.Array:
         """Maps a batch to the activations before the head, `[b s d]`."""

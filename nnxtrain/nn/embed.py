@@ -1,7 +1,5 @@
 """The table of token vectors, at the entrance and as the head."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,11 +8,12 @@ from nnxtrain.axes import EMBED, VOCAB
 from nnxtrain.nn.param import Precision
 
 
+
 class Embedding(nnx.Module):
     """One vector a token id: `vocab` rows, of which a model may leave the last unused."""
 
-    def __init__(self, vocab: int, embed: int, *, precision: Precision, rngs: nnx.Rngs):
-        draw = nnx.initializers.truncated_normal(1 / math.sqrt(embed))
+    def __init__(self, vocab: int, embed: int, *, deviation: float, precision: Precision, rngs: nnx.Rngs):
+        draw = nnx.initializers.truncated_normal(deviation)
         self.table = nnx.Param(draw(rngs.params(), (vocab, embed), precision.weights), axes=(VOCAB, EMBED))
         self.dtype = precision.compute
 

@@ -1,0 +1,72 @@
+"""The compiled step over flat arrays."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support import assert_trees_equal, random_batch, tiny_program, weights
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Returns an engine of `tiny.yml`."""
+    return tiny_program().make_engine()
+
+
+def put(batch):
+    """Returns a batch on the device of a one-device program."""
+    return jax.device_put(batch, next(iter(tiny_program().batch_spec().values())).sharding)
+
+
+def test_steps_equal_the_plain_function():
+    """Taking the state apart and donating it must change no number."""
+    program = tiny_program()
+    engine = program.make_engine()
+    step, state = jax.jit(program.train_step), jax.jit(program.make_state)()
+    for seed in range(3):
+        batch = put(random_batch(seed=seed))
+        got = engine.step(batch)
+        state, want = step(state, batch)
+        assert_trees_equal(jax.device_get(got), jax.device_get(want))
+    assert_trees_equal(weights(engine.state()), weights(state))
+
+
+def test_the_state_is_donated():
+    """A step that copies its state needs twice the memory."""
+    engine = tiny_program().make_engine()
+    before = jax.tree.leaves(engine.state())
+    engine.step(put(random_batch()))
+    assert all(leaf.is_deleted() for leaf in before)
+
+
+def test_bound_functions_read_the_state_and_change_nothing(engine):
+    """Evaluation must see the weights of the moment and must not consume them."""
+    before = weights(engine.state())
+
+    def touch(state, x):
+        state.model.norm.scale[...] += 1
+        return state.model.norm.scale[...].sum() + x
+
+    bound = engine.bind(touch)
+    assert float(bound(1.0)) == pytest.approx(before["norm/scale"].sum() + 64 + 1)
+    assert_trees_equal(weights(engine.state()), before)
+
+
+def test_hash_names_the_program_and_nothing_else():
+    """Two engines of one configuration agree; another program differs."""
+    one, same = tiny_program().make_engine(), tiny_program("log.every_steps=3").make_engine()
+    other = tiny_program("model.embed=32").make_engine()
+    assert one.hlo_hash == same.hlo_hash != other.hlo_hash
+
+
+def test_eight_devices_give_the_loss_of_one():
+    """The batch is cut over the data axis, and the state is whole on each device."""
+    losses = []
+    for devices in (1, 2, 8):
+        program = tiny_program("optimizer.name=sgd", devices=devices)
+        engine = program.make_engine()
+        spec = program.batch_spec()
+        batch = {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in random_batch().items()}
+        metrics = jax.device_get(engine.step(batch))
+        losses.append([metrics["loss"], metrics["grad_norm"]])
+    np.testing.assert_allclose(losses, [losses[0]] * 3, rtol=1e-6)

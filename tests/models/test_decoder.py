@@ -1,0 +1,111 @@
+"""Options of the decoder, and the formulas that describe it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxtrain.config.presets import PRESETS
+from nnxtrain.models.flops import flops_per_token, matmul_parameters
+from nnxtrain.nn.dropout import KeepAll
+from nnxtrain.steps.loss import token_sums
+from tests.support import random_batch, tiny, tiny_program
+
+
+def scores_of(program):
+    """Returns a model and its scores of a random batch, `[b s v]`."""
+    model = program.make_state().model
+    batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
+    return model, model.logits(model.hidden(batch, KeepAll()))
+
+
+def count(model) -> int:
+    """Returns the number of weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def test_loss_of_equal_scores_is_that_of_the_real_vocabulary():
+    """Rows that pad the table must not win probability (B60)."""
+    model, scores = scores_of(tiny_program("model.vocab=250"))
+    assert scores.shape[-1] == 256
+    assert scores.argmax(-1).max() < 250
+    equal = model.logits(jnp.zeros((1, 3, 64)))
+    loss, _ = token_sums(equal, jnp.array([[0, 100, 249]]), jnp.ones((1, 3), bool))
+    assert float(loss) / 3 == pytest.approx(np.log(250), rel=1e-6)
+
+
+def test_a_tied_head_is_the_embedding():
+    """A copy would double the parameters and drift apart."""
+    tied, _ = scores_of(tiny_program("model.tied=true"))
+    untied, _ = scores_of(tiny_program())
+    assert count(untied) - count(tied) == 256 * 64
+    assert not hasattr(tied, "head")
+
+
+def test_soft_cap_bounds_the_scores():
+    """The cap acts on what the loss sees."""
+    _, scores = scores_of(tiny_program("model.logit_softcap=0.5"))
+    assert float(jnp.abs(scores).max()) < 0.5
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights_and_scores():
+    """Weights or scores in bfloat16 would lose small updates."""
+    program = tiny_program("model.dtype=bfloat16")
+    model, scores = scores_of(program)
+    assert scores.dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+    batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
+    assert model.hidden(batch, KeepAll()).dtype == jnp.bfloat16
+    _, want = jax.jit(tiny_program().train_step)(tiny_program().make_state(), random_batch())
+    _, got = jax.jit(program.train_step)(program.make_state(), random_batch())
+    assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"),
+    [("llama2-7b", 6.738415616), ("llama2-70b", 68.976648192), ("llama3-8b", 8.030261248), ("llama3.2-1b", 1.23581440)],
+)
+def test_presets_have_the_published_number_of_parameters(preset, billions):
+    """A wrong size in the table would show."""
+    model = nnx.eval_shape(tiny_program(f"model.preset={preset}", *_clear(preset)).make_state).model
+    assert count(model) == round(billions * 1e9)
+
+
+def _clear(preset: str) -> list[str]:
+    """Returns words that put the preset's sizes over those of `tiny.yml`."""
+    sizes = {"kv_heads": 0} | PRESETS[preset]
+    return [
+        f"model.{name}={value}"
+        for name, value in sizes.items()
+        if name in ("layers", "embed", "heads", "kv_heads", "vocab")
+    ]
+
+
+def test_flops_per_token_are_three_times_the_products_of_the_forward_pass():
+    """Counts the matrix products of the jaxpr, with the causal half of attention taken once."""
+    config = tiny().model
+    weights = matmul_parameters(config)
+    expected = config.layers * (64 * 16 * 2 * (4 + 2) + 3 * 64 * 192) + 64 * 256
+    assert weights == expected
+    assert flops_per_token(config, 32) == 6 * (weights + config.layers * 32 * 4 * 16)
+    model = tiny_program().make_state().model
+    batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
+    jaxpr = jax.make_jaxpr(lambda batch: model.logits(model.hidden(batch, KeepAll())))(batch)
+    attention = config.layers * 2 * 2 * 8 * 32 * 32 * 4 * 16  # scores and sums, not halved
+    assert 3 * (_products(jaxpr.jaxpr) - attention / 2) == pytest.approx(flops_per_token(config, 32) * 8 * 32)
+
+
+def _products(jaxpr, times: int = 1) -> int:
+    """Returns the FLOPs of all matrix products of a jaxpr."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (left, _), _ = equation.params["dimension_numbers"]
+            depth = np.prod([equation.invars[0].aval.shape[axis] for axis in left])
+            total += 2 * times * int(depth) * int(np.prod(equation.outvars[0].aval.shape))
+        for name in ("jaxpr", "call_jaxpr"):
+            if name in equation.params:
+                inner = equation.params[name]
+                total += _products(getattr(inner, "jaxpr", inner), times * equation.params.get("length", 1))
+    return total
