@@ -1,5 +1,6 @@
 """One run from start to end: directory, engine, loop, evaluations, report, summary."""
 
+import functools
 import json
 import logging
 import resource
@@ -25,8 +26,10 @@ from nnxtrain.errors import UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
 from nnxtrain.report import Curve, loss_curves, write_report
+from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
 from nnxtrain.run.directory import environment, locked, set_aside_rows, write_whole
+from nnxtrain.state import TrainStateNNX
 
 
 def execute(config: Config, folder: Path, *, began: float) -> int:
@@ -103,6 +106,7 @@ class _Run:
         self.console = console
         self.data = data
         self.began = began
+        self.compiles = CompileLog()
         self.summary: dict[str, Any] = {"status": "failed", "exit_code": 1, "step": 0, "reason": None}
 
     def guarded(self) -> int:
@@ -161,11 +165,7 @@ class _Run:
             self.folder, self.console, scale=scale, log_every=config.log.every_steps, tensorboard=config.log.tensorboard
         )
         self.evaluators = make_evaluators(self.data, self.engine)
-        self.write_text = make_writer(
-            config,
-            program.tokenizer,
-            lambda function: self.engine.bind(lambda state, *rest: function(state.model, *rest)),
-        )
+        self.write_text = make_writer(config, program.tokenizer, self.bind_to_model)
         self.summary |= {
             "parameters": parameters,
             "model_flops_per_token": scale.flops_per_token,
@@ -173,6 +173,15 @@ class _Run:
             "hlo_hash": self.engine.hlo_hash,
             "resumed_from": None,
         }
+
+    def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Turns `function(model, *args)` into a compiled `function(*args)` of the engine's model."""
+
+        @functools.wraps(function)
+        def of_state(state: TrainStateNNX, *args: Any) -> Any:
+            return function(state.model, *args)
+
+        return self.engine.bind(of_state)
 
     def record(self, record: StepRecord) -> None:
         """Takes a finished step."""
@@ -220,7 +229,7 @@ class _Run:
             "median_step_time_s": statistics.median(times) if times else None,
             "tokens_per_s": sum(row["tokens"] for row in rows) / sum(times) if times else None,
             "peak_device_bytes": memory.get("peak_bytes_in_use"),
-            "recompiles": 0,
+            "recompiles": self.compiles.repeats(self.engine.programs),
             "skipped_steps": self.recorder.skipped_steps,
         }
         if self.config.checkpoint.enabled and done:

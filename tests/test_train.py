@@ -89,7 +89,7 @@ def test_files_of_a_run_agree_with_each_other(finished):
 def test_a_run_learns(finished):
     """Twenty steps of the random walk lower the loss."""
     rows = rows_of(finished[0])
-    assert rows[0]["loss"] == pytest.approx(math.log(256), rel=0.05)
+    assert rows[0]["loss"] == pytest.approx(math.log(256) + 0.5, rel=0.05)  # scores of unit variance cost half a nat
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.1
 
 

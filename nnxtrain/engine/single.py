@@ -20,7 +20,7 @@ class SingleEngine:
     Attributes:
         compile_s: seconds that lowering and compiling the step took.
         hlo_hash: of the lowered step without source locations.
-        programs: compiled train steps; more than 1 would be a recompilation.
+        programs: names of the functions that it compiles, as jax reports them.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class SingleEngine:
         self._leaves: list[jax.Array] = jax.jit(lambda: self._flat(make_state()), out_shardings=sharding)()
         began = time.monotonic()
 
-        def step(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
+        def next_leaves(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
             state, metrics = train_step(self._whole(leaves), batch)
             return self._flat(state), metrics
 
-        lowered = jax.jit(step, donate_argnums=0, out_shardings=(sharding, None)).lower(self._leaves, batch)
+        self.programs = [train_step.__name__]
+        next_leaves.__name__ = train_step.__name__
+        lowered = jax.jit(next_leaves, donate_argnums=0, out_shardings=(sharding, None)).lower(self._leaves, batch)
         self.hlo_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
         self._step = lowered.compile()
         self.compile_s = time.monotonic() - began
@@ -63,7 +65,13 @@ class SingleEngine:
 
         The state is only read: what `function` does to it is lost.
         """
-        compiled = jax.jit(lambda leaves, *args: function(self._whole(leaves), *args))
+
+        def of_leaves(leaves: list[jax.Array], *args: Any) -> Any:
+            return function(self._whole(leaves), *args)
+
+        of_leaves.__name__ = function.__name__
+        self.programs.append(function.__name__)
+        compiled = jax.jit(of_leaves)
         return lambda *args: compiled(self._leaves, *args)
 
     def state(self) -> TrainStateNNX:

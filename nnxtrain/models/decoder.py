@@ -17,8 +17,6 @@ from nnxtrain.nn.param import Precision
 from nnxtrain.nn.rope import Rotation, frequencies, llama3_scaling, rotation_at
 from nnxtrain.types import Batch, RngsAt
 
-HEAD_DEVIATION = 0.02  # small first scores: the first loss is near ln(vocab)
-
 
 class Decoder(nnx.Module):
     """A language model: tokens `[b s]` to scores of the next token `[b s v]`.
@@ -48,11 +46,12 @@ class Decoder(nnx.Module):
             sizes = (config.padded_vocab, config.embed)
             return Embedding(*sizes, deviation=deviation, precision=precision, rngs=rngs_at(path, 0))
 
-        self.embedding = table("embedding", 1 / math.sqrt(config.embed))
+        small = 1 / math.sqrt(config.embed)  # scores of unit variance from a normalised stream
+        self.embedding = table("embedding", small if config.tied else 1.0)
         self.stack = (ScannedStack if config.scan_layers else UnrolledStack)(config.layers, block)
         self.norm = RmsNorm(config.embed, eps=config.norm_eps)
         if not config.tied:
-            self.head = table("head", HEAD_DEVIATION)
+            self.head = table("head", small)
 
     def hidden(self, batch: Batch, drop: Dropout) -> jax.Array:
         """Maps a batch to the activations before the head, `[b s d]`."""

@@ -8,7 +8,6 @@ from nnxtrain.axes import EMBED, VOCAB
 from nnxtrain.nn.param import Precision
 
 
-
 class Embedding(nnx.Module):
     """One vector a token id: `vocab` rows, of which a model may leave the last unused."""
 

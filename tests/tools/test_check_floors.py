@@ -1,0 +1,41 @@
+"""The layout of the house is checked, and the check can fail."""
+
+import ast
+
+import pytest
+
+from tests.support import ROOT
+from tools.check_floors import FLOORS, import_problems, main, size_problems
+
+
+def test_the_package_keeps_to_its_floors():
+    """`make lint` runs the same."""
+    assert main(ROOT) == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "found"),
+    [
+        ("nn", "from nnxtrain.models.decoder import Decoder", True),
+        ("nn", "import nnxtrain.loop", True),
+        ("nn", "from nnxtrain import build", True),
+        ("nn", "from nnxtrain.data.packing import PackedRows", True),
+        ("nn", "def f():\n    from nnxtrain.types import Batch", True),
+        ("models", "from nnxtrain.nn.mlp import GatedMlp", False),
+        ("data", "from nnxtrain.tokenizers.byte import ByteTokenizer", False),
+        ("config", "from nnxtrain.errors import ConfigError", False),
+        ("train", "def f():\n    from nnxtrain.build import make_program", False),
+    ],
+)
+def test_imports_go_down_only(room, source, found):
+    """A check that finds nothing would pass on every layout."""
+    assert bool(list(import_problems(ast.parse(source), room))) is found
+
+
+def test_long_functions_and_many_parameters_are_found(tmp_path):
+    """The limits of the house."""
+    body = "\n".join(f"    x = {number}" for number in range(61))
+    path = tmp_path / "long.py"
+    path.write_text(f"def long(a, b, c, d, e, f, g):\n{body}\n" + "\n" * 400)
+    problems = list(size_problems(path, ast.parse(path.read_text()), FLOORS["nn"]))
+    assert len(problems) == 3
