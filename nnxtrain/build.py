@@ -13,7 +13,7 @@ from flax import nnx
 
 from nnxtrain.compile.chips import peak_flops
 from nnxtrain.config.schema import Config
-from nnxtrain.data.pipeline import Cut, Order, TrainBatches, eval_batches
+from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
 from nnxtrain.data.sources import DATASETS, RowSpec, make_tokenizer
 from nnxtrain.engine.single import ENGINES, SingleEngine
 from nnxtrain.errors import ConfigError
@@ -31,9 +31,10 @@ from nnxtrain.sharding.mesh import make_mesh, replicated, rows_sharding
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.accumulate import ACCUMULATORS
 from nnxtrain.steps.eval_step import make_eval_step
+from nnxtrain.steps.guard import make_judge
 from nnxtrain.steps.loss import make_loss_sum
 from nnxtrain.steps.train_step import make_train_step
-from nnxtrain.types import Batch, Dataset, RngsAt, Tokenizer, TrainStep
+from nnxtrain.types import Batch, Bind, Dataset, RngsAt, Tokenizer, TrainStep
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,19 @@ class Program:
         leaves |= {"mask": (tokens, jnp.bool_), "rows": (tuple(self.cut), jnp.int32)}
         return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for name, leaf in leaves.items()}
 
+    @property
+    def state_sharding(self) -> jax.sharding.Sharding:
+        """Where every array of the state lies."""
+        return replicated(self.mesh)
+
+    def abstract_state(self) -> TrainStateNNX:
+        """Returns the state as modules of shapes and types."""
+        return nnx.eval_shape(self.make_state)
+
     def make_engine(self) -> SingleEngine:
-        """Creates the state on the devices and compiles the step."""
+        """Compiles the step; `initialise` or `load` then gives the engine its state."""
         engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
-        return engine(self.make_state, self.train_step, sharding=replicated(self.mesh), batch=self.batch_spec())
+        return engine(self.make_state, self.train_step, sharding=self.state_sharding, batch=self.batch_spec())
 
 
 def make_program(
@@ -101,7 +111,13 @@ def make_program(
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"
     accumulate = lookup(ACCUMULATORS, name, key="batch.accumulator")
     loss_sum = make_loss_sum(z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks)
-    train_step = make_train_step(loss_sum, accumulate, schedule=schedule, seed=config.seed)
+    judge = make_judge(
+        skips=config.debug.on_nonfinite == "skip",
+        spike_deviations=config.debug.spike_deviations,
+        spike_warmup=config.debug.spike_warmup_steps,
+        limit=config.debug.nonfinite_limit,
+    )
+    train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
     return Program(config, mesh, tokenizer, make_state, train_step)
 
 
@@ -131,10 +147,15 @@ class Data:
         """Brings a batch, leaves `[b ...]`, to the devices."""
         return jax.device_put(batch, rows_sharding(self.program.mesh, row_axis=0))
 
-    def steps(self) -> int:
-        """Returns the steps of the run: those asked for, or fewer where the data ends before."""
-        asked = self.program.config.steps
-        return asked if self.train.length is None else min(asked, self.train.length)
+    def steps(self, done: int = 0, position: Position = START) -> int:
+        """Returns the steps of the run: those asked for, or fewer where the data ends before.
+
+        Args:
+            done: steps that are behind.
+            position: of the data after them.
+        """
+        asked, left = self.program.config.steps, self.train.count(position)
+        return asked if left is None else min(asked, done + left)
 
 
 def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Data:
@@ -151,56 +172,62 @@ def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Da
     return Data(program, dataset, TrainBatches(dataset.train, program.cut, vocab=program.tokenizer.size, order=order))
 
 
-def make_scale(data: Data) -> Scale:
-    """Returns what turns counts of this run into rates and shares."""
+def make_scale(data: Data, *, steps: int) -> Scale:
+    """Returns what turns counts of this run of `steps` steps into rates and shares."""
     program = data.program
     peak = peak_flops(program.mesh.devices.flat[0].device_kind)
     work = flops_per_token(program.config.model, program.config.batch.sequence)
-    return Scale(data.steps(), work, peak and peak * program.mesh.size, data.train.epochs_after)
+    return Scale(steps, work, peak and peak * program.mesh.size, data.train.epochs)
 
 
-def make_evaluators(data: Data, engine: SingleEngine) -> dict[str, Callable[[], Evaluation]]:
-    """Returns, for each held-out set, what evaluates the engine's state of the moment on it."""
+def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], bool]], Evaluation | None]]:
+    """Returns for each held-out set what evaluates the model of `bind` on it, or returns None if it `stops`."""
     program, config = data.program, data.program.config
-    loss_sum = make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks)
-    eval_step = engine.bind(make_eval_step(loss_sum))
+    eval_step = bind(make_eval_step(make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks)))
 
-    def evaluator(name: str) -> Callable[[], Evaluation]:
-        def run() -> Evaluation:
+    def evaluator(name: str) -> Callable[[Callable[[], bool]], Evaluation | None]:
+        def run(stops: Callable[[], bool]) -> Evaluation | None:
             rows, size = data.dataset.held_out[name], config.eval_rows
             batches = eval_batches(rows, size, vocab=program.tokenizer.size, limit=config.eval.max_batches)
-            return evaluate(eval_step, batches, put=data.put_eval, token_bytes=program.tokenizer.token_bytes)
+            bytes_of = program.tokenizer.token_bytes
+            return evaluate(eval_step, batches, put=data.put_eval, token_bytes=bytes_of, stops=stops)
 
         return run
 
     return {name: evaluator(name) for name in data.dataset.held_out}
 
 
-def make_writer(config: Config, tokenizer: Tokenizer, run: Callable[[Callable[..., Any]], Any]) -> Callable[[], str]:
-    """Returns what writes text after `generate.prompt`.
-
-    Args:
-        config: of the run.
-        tokenizer: of the model.
-        run: turns `function(model, *args)` into a compiled `function(*args)`.
-    """
+def make_writer(config: Config, tokenizer: Tokenizer, bind: Bind) -> Callable[[], str]:
+    """Returns what writes text after `generate.prompt` with the model of `bind`."""
     words = config.generate
-    sampler = make_sampler(
-        tokens=words.tokens,
-        context=config.batch.sequence,
-        temperature=words.temperature,
-        top_k=words.top_k,
-        eos=tokenizer.eos,
+    sample = bind(
+        make_sampler(
+            tokens=words.tokens,
+            context=config.batch.sequence,
+            temperature=words.temperature,
+            top_k=words.top_k,
+            eos=tokenizer.eos,
+        )
     )
-    compiled = run(sampler)
 
     def write() -> str:
         begin = [tokenizer.bos] if tokenizer.bos >= 0 else []
         prompt = np.concatenate([begin, tokenizer.encode(words.prompt)]).astype(np.int32)
-        ids, length = compiled(prompt, jax.random.key(words.seed))
+        ids, length = sample(prompt, jax.random.key(words.seed))
         return tokenizer.decode(np.asarray(ids)[: int(length)])
 
     return write
+
+
+def bind_to(model: nnx.Module) -> Bind:
+    """Returns what compiles functions of `model`, whose arrays stay as they are."""
+    graph, weights = nnx.split(model)
+
+    def bind(function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = jax.jit(lambda weights, *args: function(nnx.merge(graph, weights), *args))
+        return lambda *args: compiled(weights, *args)
+
+    return bind
 
 
 def _check_rows(config: Config, devices: int) -> None:

@@ -26,7 +26,7 @@ def dry_run(config: Config) -> int:
             raise
         program = make_program(_on_one_device(config))
         mesh = f"not possible on this machine: {error}"
-    state = nnx.eval_shape(program.make_state)
+    state = program.abstract_state()
     weights, count = _size(nnx.state(state.model, nnx.Param))
     moments, _ = _size(nnx.state(state.optimizer))
     batch, _ = _size(program.batch_spec())

@@ -28,18 +28,22 @@ def evaluate(
     *,
     put: Callable[[Batch], Batch],
     token_bytes: np.ndarray,
-) -> Evaluation:
-    """Returns the loss per target of all `batches` together, in nats.
+    stops: Callable[[], bool],
+) -> Evaluation | None:
+    """Returns the loss per target of all `batches` together, in nats, or None if it was stopped.
 
     Args:
         eval_step: `batch [b ...] -> (sum of cross-entropy in nats, targets)`.
         batches: numpy arrays.
         put: brings a batch to the devices.
         token_bytes: bytes of text that each id stands for, `[size]`.
+        stops: asked before each batch whether to give up.
     """
     nats, targets, text_bytes = [], 0, 0
     pending: deque[jax.Array] = deque()
     for batch in batches:
+        if stops():
+            return None
         chosen = batch["targets"][batch["mask"]]
         targets += len(chosen)
         text_bytes += int(token_bytes[chosen].sum())
@@ -47,6 +51,6 @@ def evaluate(
         if len(pending) > IN_FLIGHT:
             nats.append(float(pending.popleft()))
     total = math.fsum([*nats, *map(float, pending)])
-    loss = total / max(targets, 1)
-    perplexity = math.exp(loss) if loss < 700 else math.inf
+    loss = total / targets if targets else math.nan
+    perplexity = math.inf if loss > 700 else math.exp(loss)
     return Evaluation(loss, perplexity, total / math.log(2) / text_bytes if text_bytes else None, targets)

@@ -1,35 +1,38 @@
-"""One run from start to end: directory, engine, loop, evaluations, report, summary."""
+"""One run from start to end: directory, restored or fresh state, loop, evaluations, saves, report, summary."""
 
 import functools
 import json
 import logging
-import resource
-import statistics
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from flax import nnx
 
-from nnxtrain import __version__
-from nnxtrain.build import Data, Program, make_evaluators, make_program, make_scale, make_writer, open_data
+from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
+from nnxtrain.checkpoint.saver import Moment, Saver, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
-from nnxtrain.config.load import to_yaml
+from nnxtrain.checkpoint.tree import all_finite
+from nnxtrain.config.load import as_mapping, differences, to_yaml
 from nnxtrain.config.schema import Config
 from nnxtrain.data.corpus import default_cache_dir
-from nnxtrain.errors import UserError
+from nnxtrain.data.pipeline import Position
+from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, parameter_count
+from nnxtrain.errors import NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
-from nnxtrain.report import Curve, loss_curves, write_report
+from nnxtrain.report import run_curves, write_report
 from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
-from nnxtrain.run.directory import environment, locked, set_aside_rows, write_whole
+from nnxtrain.run.directory import locked, set_aside_rows, write_whole
+from nnxtrain.run.events import cut_events
+from nnxtrain.run.signals import STOPPED, StopSignals
+from nnxtrain.run.watchdog import Watchdog
 from nnxtrain.state import TrainStateNNX
+from nnxtrain.summary import figures, peak_host_bytes
 
 
 def execute(config: Config, folder: Path, *, began: float) -> int:
@@ -49,12 +52,9 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
     package.setLevel(logging.INFO)
     try:
         use_compilation_cache(config)
-        program = make_program(config)
-        data = open_data(program)
+        data = open_data(make_program(config))
         with locked(folder):
-            console.open_log(folder / "train.log")
-            run = _Run(config, folder, console=console, data=data, began=began)
-            return run.guarded()
+            return _Run(config, folder, console=console, data=data, began=began).guarded()
     except UserError:
         if config.debug.traceback:
             traceback.print_exc()
@@ -71,32 +71,6 @@ def use_compilation_cache(config: Config) -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def parameter_count(module: nnx.Module) -> int:
-    """Returns the number of weights of a model, whose arrays may be abstract."""
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
-
-
-def describe(program: Program, data: Data, *, parameters: int) -> list[str]:
-    """Returns what the first lines of a run say."""
-    config, mesh = program.config, program.mesh
-    device = mesh.devices.flat[0]
-    tokens = config.batch.global_size * config.batch.sequence
-    pieces = f" in {config.batch.accum_steps} microbatches" if config.batch.accum_steps > 1 else ""
-    idle = jax.device_count() - mesh.size
-    epochs = data.train.epochs_after(data.steps())
-    lines = [
-        f"nnxtrain {__version__}, jax {jax.__version__}",
-        f"devices  {mesh.size} {device.device_kind}" + (f" ({idle} more are not used)" if idle else ""),
-        f"model    {parameters:,} parameters, {config.model.layers} layers of width {config.model.embed}",
-        f"data     {data.dataset.description}",
-        f"batch    {config.batch.global_size} rows of {config.batch.sequence} tokens{pieces}: {tokens:,} tokens a step",
-        f"steps    {data.steps():,} ({epochs:.2f} epochs)",
-    ]
-    if data.steps() < config.steps:
-        lines.append(f"         the data ends before steps={config.steps:,} (data.epochs={config.data.epochs})")
-    return lines
-
-
 class _Run:
     """The parts of one run and what happens to them in turn."""
 
@@ -105,74 +79,150 @@ class _Run:
         self.folder = folder
         self.console = console
         self.data = data
+        self.program = data.program
         self.began = began
         self.compiles = CompileLog()
+        self.signals = StopSignals(say=console.say, leave=self.leave)
+        timeout, abort = config.debug.hang_timeout_s, config.debug.hang_abort
+        self.watchdog = Watchdog(timeout, folder=folder, say=console.say, abort=abort)
+        self.position = self.seen = Position()
+        self.rollbacks = 0
+        self.has_begun = False
         self.summary: dict[str, Any] = {"status": "failed", "exit_code": 1, "step": 0, "reason": None}
 
     def guarded(self) -> int:
         """Trains; whatever happens, the summary tells it."""
         try:
-            self.train()
-            self.summary |= {"status": "done", "exit_code": 0}
+            with self.signals, self.watchdog:
+                code = self.train()
+            self.summary |= {"status": "preempted" if code else "done", "exit_code": code}
         except UserError as error:
             self.summary |= {"exit_code": error.exit_code, "reason": str(error)}
             raise
         except BaseException as error:
             self.summary |= {"reason": f"{type(error).__name__}: {error}"}
             self.console.stop()
-            with (self.folder / "train.log").open("a") as log:
-                traceback.print_exc(file=log)
+            if self.has_begun:
+                with (self.folder / "train.log").open("a") as log:
+                    traceback.print_exc(file=log)
             raise
         finally:
-            self.summary["peak_host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            self.write_summary()
+        self.console.say("stopped  start it again to go on" if code else f"done     {self.folder}/report.html")
+        return code
+
+    def leave(self) -> None:
+        """Tells the summary that a signal ends the process now."""
+        self.summary |= {"status": "preempted", "exit_code": STOPPED}
+        self.write_summary()
+
+    def write_summary(self) -> None:
+        """Writes `summary.json`, if the run got so far that the directory is its own."""
+        if self.has_begun:
+            self.summary["peak_host_bytes"] = peak_host_bytes()
             write_whole(self.folder / "summary.json", json.dumps(self.summary, indent=2) + "\n")
-        self.console.say(f"done     {self.folder}/report.html")
-        return 0
 
-    def train(self) -> None:
-        """Compiles, trains, evaluates, saves."""
-        self.open()
-        steps = self.data.steps()
-        with closing(self.recorder):
-            batches = self.data.train.start(0, put=self.data.put_train, prefetch=self.config.data.prefetch)
-            with closing(batches):
-                self.console.start(done=0, total=steps)
-                done = run_loop(self.engine, batches, steps=range(steps), record=self.record, between=self.between)
-            self.console.stop()
-            self.summary["step"] = done
-            if not self.recorder.evaluations or self.recorder.evaluations[-1]["step"] < done:
+    def train(self) -> int:
+        """Restores, compiles, trains, evaluates, saves; returns the exit code."""
+        with ExitStack() as stack:
+            done = self.open(stack)
+            if self.is_eval_due(done) and not self.recorder.has_evaluation(done):
                 self.evaluate(done)
+            while True:
+                try:
+                    done = self.steps_from(done)
+                    break
+                except NonFiniteError as error:
+                    done = self.recover(error)
+            self.console.stop()
+            if self.stops(done) and done < self.total:
+                self.save(done)
+                self.store.wait()
+                return STOPPED
             self.finish(done)
+            return 0
 
-    def open(self) -> None:
-        """Writes what is known before the first step, and compiles it."""
-        config, program = self.config, self.data.program
-        dropped = set_aside_rows(self.folder, beyond=0)
-        write_whole(self.folder / "config.yml", to_yaml(config))
-        devices = [str(device) for device in program.mesh.devices.flat]
-        where = {"devices": devices, "kind": program.mesh.devices.flat[0].device_kind, "mesh": dict(program.mesh.shape)}
-        write_whole(self.folder / "env.json", json.dumps(environment() | where, indent=2) + "\n")
-        parameters = parameter_count(nnx.eval_shape(program.make_state).model)
-        for line in describe(program, self.data, parameters=parameters):
+    def open(self, stack: ExitStack) -> int:
+        """Makes the parts and gives the engine its state; returns the steps that are behind."""
+        config, program = self.config, self.program
+        self.store = stack.enter_context(closing(CheckpointStore(self.folder / "checkpoints", config.checkpoint)))
+        self.parameters = parameter_count(program)
+        for line in first_lines(self.data, parameters=self.parameters):
             self.console.say(line)
         self.console.say(f"run      {self.folder}")
-        if dropped:
-            self.console.say(f"         {dropped} rows of an earlier, unfinished run are in metrics.dropped.jsonl")
+        state, done = self.restore()
+        self.total = self.data.steps(done, self.position)
+        self.begin(done)
         self.engine = program.make_engine()
         self.console.say(f"compiled in {duration(self.engine.compile_s)}")
-        scale = make_scale(self.data)
-        self.recorder = Recorder(
-            self.folder, self.console, scale=scale, log_every=config.log.every_steps, tensorboard=config.log.tensorboard
-        )
-        self.evaluators = make_evaluators(self.data, self.engine)
+        self.load(state)
+        self.is_finite = self.engine.bind(all_finite)
+        self.evaluators = make_evaluators(self.data, self.bind_to_model)
         self.write_text = make_writer(config, program.tokenizer, self.bind_to_model)
+        scale = make_scale(self.data, steps=self.total)
+        self.recorder = Recorder(self.folder, self.console, scale=scale, log=config.log)
+        stack.enter_context(closing(self.recorder))
+        self.saver = Saver(
+            self.store,
+            config.checkpoint,
+            meta=checkpoint_meta(program),
+            is_finite=lambda: bool(self.is_finite()),
+            say=self.console.say,
+            last=self.summary["resumed_from"],
+        )
         self.summary |= {
-            "parameters": parameters,
+            "parameters": self.parameters,
             "model_flops_per_token": scale.flops_per_token,
             "compile_s": self.engine.compile_s,
             "hlo_hash": self.engine.hlo_hash,
-            "resumed_from": None,
         }
+        return done
+
+    def restore(self) -> tuple[TrainStateNNX | None, int]:
+        """Reads the checkpoint that the run goes on from; returns its state, or None, and the steps that are behind."""
+        found = restore_run(
+            self.store,
+            self.program.abstract_state,
+            resume=self.config.checkpoint.resume,
+            sharding=self.program.state_sharding,
+            tokenizer=self.program.tokenizer.fingerprint,
+            say=self.console.say,
+        )
+        if found is None:
+            self.summary["resumed_from"] = None
+            return None, 0
+        saved, state = found
+        self.position = Position(saved.data["row"], tuple((first, end) for first, end in saved.data["skipped"]))
+        self.summary |= {"step": saved.step, "resumed_from": saved.step}
+        self.console.say(f"resumes  from step {saved.step}")
+        for line in differences(saved.meta["config"], as_mapping(self.config)):
+            self.console.say(f"         {line}")
+        return state, saved.step
+
+    def begin(self, done: int) -> None:
+        """Takes the directory over: writes what is known before the first step, cuts back what lies beyond `done`."""
+        self.has_begun = True
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self.console.open_log(self.folder / "train.log")
+        write_whole(self.folder / "config.yml", to_yaml(self.config))
+        write_whole(self.folder / "env.json", json.dumps(environment_of(self.program), indent=2) + "\n")
+        if dropped := set_aside_rows(self.folder, beyond=done):
+            self.console.say(f"         {dropped} rows beyond step {done} are in metrics.dropped.jsonl")
+        cut_events(self.folder / "tensorboard", beyond=done)
+
+    def load(self, state: TrainStateNNX | None) -> None:
+        """Gives the engine a restored state, or a fresh one with the weights that `checkpoint.init_from` names."""
+        if state is None:
+            self.engine.initialise()
+            if (place := self.config.checkpoint.init_from) is None:
+                return
+            state = self.engine.state()
+            run = Path(place).expanduser()
+            with closing(CheckpointStore(run / "checkpoints", self.config.checkpoint)) as store:
+                step = load_weights(store, state, self.config.checkpoint, sharding=self.program.state_sharding)
+            self.console.say(f"weights  of {run}, step {step}")
+        state.guard.release()
+        self.engine.load(jax.device_put(state, self.program.state_sharding))
 
     def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Turns `function(model, *args)` into a compiled `function(*args)` of the engine's model."""
@@ -183,59 +233,111 @@ class _Run:
 
         return self.engine.bind(of_state)
 
+    def steps_from(self, done: int) -> int:
+        """Takes steps to the end, or until something asks to stop; returns the steps done."""
+        batches = self.data.train.start(self.position, put=self.data.put_train, prefetch=self.config.data.prefetch)
+        with closing(batches):
+            self.console.start(done=done, total=self.total)
+            steps = range(done, self.total)
+            return run_loop(
+                self.engine, batches, steps=steps, record=self.record, between=self.between, stops=self.stops
+            )
+
+    def stops(self, done: int) -> bool:
+        """Tells whether a signal, or the platform, asks to stop."""
+        return self.signals.asked or self.store.is_preempted(done)
+
+    def is_interrupted(self) -> bool:
+        """Tells long work between steps whether to give way to a signal; shows the watchdog that it goes on."""
+        self.watchdog.beat()
+        return self.signals.asked
+
     def record(self, record: StepRecord) -> None:
         """Takes a finished step."""
-        self.summary["step"] = record.step
+        self.watchdog.beat()
+        self.signals.guard_unsaved()
         self.summary.setdefault("start_to_first_step_s", time.monotonic() - self.began)
+        self.seen = record.position
         self.recorder.train(record)
+        self.summary["step"] = record.step
+        self.position = record.position
+        self.store.check()
+
+    def recover(self, error: NonFiniteError) -> int:
+        """Goes back to the newest checkpoint and leaves out the rows that broke it, or saves what is good and gives up.
+
+        Returns: the steps done at the checkpoint.
+        """
+        self.console.stop()
+        self.store.wait()
+        if self.config.debug.on_nonfinite != "rollback":
+            self.save(self.summary["step"])
+            self.store.wait()
+            raise error
+        if not self.store.steps() or self.rollbacks == self.config.debug.nonfinite_limit:
+            why = f"{self.rollbacks} rollbacks before" if self.rollbacks else "no checkpoint to go back to"
+            raise NonFiniteError(f"{error}; debug.on_nonfinite=rollback gives up: {why}") from error
+        self.rollbacks += 1
+        first, end = self.position.row, self.seen.row
+        skipped = self.position.without(first, end).skipped
+        self.console.say(f"rollback {error}")
+        self.console.say(f"         rows {first} to {end} are left out from now on")
+        state, done = self.restore()
+        self.position = self.position._replace(skipped=skipped)
+        self.total = self.data.steps(done, self.position)
+        self.load(state)
+        self.recorder.go_back(done)
+        return done
 
     def between(self, done: int) -> Callable[[], None] | None:
-        """Returns what is due after `done` steps."""
+        """Returns what is due after `done` steps: evaluation first, so that a save knows its loss."""
+        evaluates, saves = self.is_eval_due(done), self.saver.is_due(done)
+
+        def due() -> None:
+            if evaluates:
+                self.evaluate(done)
+            if saves:
+                self.save(done)
+
+        return due if evaluates or saves else None
+
+    def is_eval_due(self, done: int) -> bool:
+        """Tells whether an evaluation is due between two steps."""
         every = self.config.eval.every_steps
-        return (lambda: self.evaluate(done)) if every and done % every == 0 else None
+        return every > 0 and done > 0 and done % every == 0
 
     def evaluate(self, step: int) -> None:
-        """Evaluates every held-out set, writes a sample and the report."""
+        """Evaluates every held-out set, writes a sample and the report; gives way to a stop signal."""
         for name, run in self.evaluators.items():
-            self.recorder.evaluation(step, name, run())
-        text = self.write_text()
-        write_whole(self.folder / "samples" / f"step_{step:08}.txt", text + "\n")
+            if (result := run(self.is_interrupted)) is None:
+                return
+            self.recorder.evaluation(step, name, result)
+        write_whole(self.folder / "samples" / f"step_{step:08}.txt", self.write_text() + "\n")
+        self.watchdog.beat()
         self.report()
+
+    def save(self, step: int) -> None:
+        """Saves the state of the moment, unless that was done."""
+        data = {"row": self.position.row, "skipped": self.position.skipped}
+        loss = self.recorder.loss_of(self.config.checkpoint.keep_best, step)
+        self.saver.save(Moment(step, self.engine.state(), data, loss))
+        self.watchdog.beat()
 
     def report(self) -> None:
         """Writes the report of what is known so far."""
-        rows = self.recorder.rows
-        curves = {
-            "Loss (nats per target)": loss_curves(rows, self.recorder.evaluations),
-            "Learning rate": [Curve("learning rate", [(row["step"], row["learning_rate"]) for row in rows])],
-            "Gradient norm, before clipping": [Curve("norm", [(row["step"], row["grad_norm"]) for row in rows])],
-            "Tokens per second": [Curve("tokens/s", [(row["step"], row["tokens_per_s"]) for row in rows])],
-        }
-        if not rows:
-            curves = {name: [] for name in curves}
-        config = (self.folder / "config.yml").read_text()
-        write_report(self.folder, curves=curves, summary=self.summary, config=config)
+        curves = run_curves(self.recorder.rows, self.recorder.evaluations)
+        write_report(self.folder, curves=curves, summary=self.summary, config=to_yaml(self.config))
 
     def finish(self, done: int) -> None:
-        """Saves the weights, completes the summary, shows a sample."""
-        rows, times = self.recorder.rows, self.recorder.step_times_s
-        memory = self.data.program.mesh.devices.flat[0].memory_stats() or {}
-        last = [row for row in self.recorder.evaluations if row["step"] == done]
-        self.summary |= {
-            "final_loss": rows[-1]["loss"] if rows else None,
-            "eval": {
-                row["name"]: {key: row[key] for key in row if key not in ("kind", "name", "step")} for row in last
-            },
-            "median_step_time_s": statistics.median(times) if times else None,
-            "tokens_per_s": sum(row["tokens"] for row in rows) / sum(times) if times else None,
-            "peak_device_bytes": memory.get("peak_bytes_in_use"),
-            "recompiles": self.compiles.repeats(self.engine.programs),
-            "skipped_steps": self.recorder.skipped_steps,
-        }
-        if self.config.checkpoint.enabled and done:
-            with closing(CheckpointStore(self.folder / "checkpoints")) as store:
-                meta = {"step": done, "tokenizer": self.data.program.tokenizer.fingerprint, "format": 1}
-                store.save(done, self.engine.state().model, meta)
+        """Evaluates and saves the last step, completes the summary, shows a sample."""
+        if not self.recorder.has_evaluation(done):
+            self.evaluate(done)
+        if done:
+            self.save(done)
+        self.store.wait()
+        self.summary |= figures(self.recorder, step=done, device=self.program.mesh.devices.flat[0])
+        self.summary |= {"step": done, "recompiles": self.compiles.repeats(self.engine.programs)}
         self.report()
-        sample = (self.folder / "samples" / f"step_{done:08}.txt").read_text()
-        self.console.say(f"sample   --------\n{sample.rstrip()}\n         --------")
+        sample = self.folder / "samples" / f"step_{done:08}.txt"
+        if sample.exists():
+            self.console.say(f"sample   --------\n{sample.read_text().rstrip()}\n         --------")

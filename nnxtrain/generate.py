@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -51,28 +52,20 @@ def write_text(folder: Path, config: Config) -> str:
     """Returns the prompt and what the model makes of it.
 
     Raises:
-        ConfigError: the run has no weights yet.
-        CheckpointError: they cannot be read.
+        CheckpointError: the run has no weights yet, or they cannot be read.
     """
     import jax
-    from flax import nnx
 
-    from nnxtrain.build import make_program, make_writer
+    from nnxtrain.build import bind_to, make_program, make_writer
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.execute import use_compilation_cache
 
     use_compilation_cache(config)
     program = make_program(config, devices=jax.devices()[:1])
-    model = nnx.eval_shape(program.make_state).model
-    store = CheckpointStore(folder / "checkpoints")
-    step = store.latest()
-    if step is None:
-        raise ConfigError(f"{folder} holds no weights yet: its run has not ended, or had checkpoint.enabled=false")
-    store.restore_weights(step, model)
-    store.close()
-    graph, weights = nnx.split(model)
-    compiled = jax.jit(lambda function, weights, *rest: function(nnx.merge(graph, weights), *rest), static_argnums=0)
-    return make_writer(config, program.tokenizer, lambda function: lambda *args: compiled(function, weights, *args))()
+    state = program.abstract_state()
+    with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
+        store.restore(store.read(store.newest()), state, sharding=program.state_sharding, items=("model",))
+    return make_writer(config, program.tokenizer, bind_to(state.model))()
 
 
 if __name__ == "__main__":

@@ -23,75 +23,88 @@ class StepRecord(NamedTuple):
     Attributes:
         step: steps done after this one.
         metrics: python numbers.
+        position: of the data after this step's batch.
         step_time_s: from the end of the step before to the end of this one, without what is done between steps.
         data_wait_s: the part of it that the loop waited for a batch.
     """
 
     step: int
     metrics: dict[str, Any]
+    position: Any
     step_time_s: float
     data_wait_s: float
 
 
-class _Clock:
-    """Time from step to step, without what is done between steps."""
+class _Flight(NamedTuple):
+    """A step that was started and is not recorded yet."""
 
-    def __init__(self) -> None:
+    step: int
+    metrics: Metrics
+    position: Any
+    data_wait_s: float
+
+
+class _Recorder:
+    """Records the step in flight when it is asked to, and measures from one to the next."""
+
+    def __init__(self, record: Callable[[StepRecord], None]):
+        self._record = record
         self._last = time.perf_counter()
+        self.flight: _Flight | None = None
 
-    def lap(self) -> float:
-        now = time.perf_counter()
-        lap, self._last = now - self._last, now
-        return lap
+    def flush(self) -> None:
+        """Waits for the step in flight and records it."""
+        if self.flight is not None:
+            step, metrics, position, waited = self.flight
+            self.flight = None
+            values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            now = time.perf_counter()
+            self._record(StepRecord(step, values, position, now - self._last, waited))
+            self._last = now
 
     def restart(self) -> None:
+        """Leaves out of the measure what happened since the last record."""
         self._last = time.perf_counter()
 
 
 def run_loop(
     engine: Engine,
-    batches: Iterator[Batch],
+    batches: Iterator[tuple[Batch, Any]],
     *,
     steps: range,
     record: Callable[[StepRecord], None],
     between: Callable[[int], Callable[[], None] | None],
+    stops: Callable[[int], bool],
 ) -> int:
-    """Takes a step for each number in `steps`, or until the data ends; returns the steps done.
+    """Takes a step for each number in `steps`, until the data ends or `stops`; returns the steps done.
 
     Metrics are fetched one step late, so that the device always has its next step.
 
     Args:
         engine: takes the steps.
-        batches: one a step.
+        batches: one a step, each with the position of the data after it.
         steps: numbers of the steps, counted before each.
         record: told of each finished step, in order.
         between: `steps done -> what is due now`, or None; it finds every step before it recorded.
+        stops: `steps done -> whether no further step is taken`.
     """
-    clock = _Clock()
+    recorder = _Recorder(record)
     done = steps.start
-    pending: tuple[int, Metrics, float] | None = None
-
-    def flush() -> None:
-        nonlocal pending
-        if pending is not None:
-            step, metrics, waited = pending
-            pending = None
-            values = {name: value.item() for name, value in jax.device_get(metrics).items()}
-            record(StepRecord(step, values, clock.lap(), waited))
-
     for step in steps:
+        if stops(done):
+            break
         began = time.perf_counter()
-        batch = next(batches, None)
+        batch, position = next(batches, (None, None))
         waited = time.perf_counter() - began
         if batch is None:
             break
         metrics = engine.step(batch)
-        flush()
+        recorder.flush()
         done = step + 1
-        pending = (done, metrics, waited)
+        recorder.flight = _Flight(done, metrics, position, waited)
         if (due := between(done)) is not None:
-            flush()
+            recorder.flush()
             due()
-            clock.restart()
-    flush()
+            recorder.restart()
+    recorder.flush()
     return done

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 from tensorboardX import SummaryWriter
 
+from nnxtrain.config.log import LogConfig
 from nnxtrain.errors import NonFiniteError
 from nnxtrain.evaluation import Evaluation
 from nnxtrain.loop import StepRecord
 from nnxtrain.run.console import Console, duration
+from nnxtrain.run.directory import set_aside_rows
+from nnxtrain.run.events import cut_events
 
 RECENT = 32  # steps that the time left is reckoned from
 
@@ -25,38 +28,42 @@ class Scale(NamedTuple):
         steps: of the whole run.
         flops_per_token: of one training step.
         peak_flops: FLOP/s of all devices together, or None where it is not known.
-        epochs_after: `steps done -> passes over the corpus`.
+        epochs: `position of the data -> passes over the corpus`.
     """
 
     steps: int
     flops_per_token: float
     peak_flops: float | None
-    epochs_after: Callable[[int], float]
+    epochs: Callable[[Any], float]
 
 
 class Recorder:
-    """Takes finished steps and evaluations, in order, and writes them wherever they are read."""
+    """Takes finished steps and evaluations, in order, and writes them wherever they are read.
 
-    def __init__(self, folder: Path, console: Console, *, scale: Scale, log_every: int, tensorboard: bool):
-        self._file = (folder / "metrics.jsonl").open("a")
-        self._board = SummaryWriter(str(folder / "tensorboard"), write_to_disk=tensorboard)
+    Attributes:
+        rows: of all training steps, also of those before the run was restored.
+        own_rows: of the training steps that this process took.
+        evaluations: rows of all evaluations.
+    """
+
+    def __init__(self, folder: Path, console: Console, *, scale: Scale, log: LogConfig):
+        self._path = folder / "metrics.jsonl"
+        self._board_folder = folder / "tensorboard"
         self._console = console
         self._scale = scale
-        self._log_every = log_every
+        self._log = log
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self.rows: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []
-        self.step_times_s: list[float] = []
-        self.skipped_steps = 0
+        self.own_rows: list[dict[str, Any]] = []
+        self._open()
 
     def train(self, record: StepRecord) -> None:
         """Writes a training step.
 
         Raises:
-            NonFiniteError: its loss or gradients are not finite; the row is written first.
+            NonFiniteError: the step holds the run; its row is written first.
         """
         values = dict(record.metrics)
-        finite, skipped = values.pop("finite"), values.pop("skipped")
+        bad, skipped = values.pop("bad"), values.pop("skipped")
         rate = values["tokens"] / record.step_time_s
         peak = self._scale.peak_flops
         row = {
@@ -67,20 +74,17 @@ class Recorder:
             "data_wait_s": record.data_wait_s,
             "tokens_per_s": rate,
             "mfu": rate * self._scale.flops_per_token / peak if peak else None,
-            "epoch": self._scale.epochs_after(record.step),
+            "epoch": self._scale.epochs(record.position),
         }
         if skipped:
             row["skipped"] = True
-            self.skipped_steps += 1
         self.rows.append(row)
-        self.step_times_s.append(record.step_time_s)
+        self.own_rows.append(row)
         self._recent.append(record.step_time_s)
-        self._write(row, to_board=record.step % self._log_every == 0 or record.step == self._scale.steps)
+        self._write(row, to_board=record.step % self._log.every_steps == 0 or record.step == self._scale.steps)
         self._show(row)
-        if not finite:
-            what = f"loss={values['loss']}, grad_norm={values['grad_norm']}"
-            cure = "the weights were left as they were; try a lower optimizer.learning_rate or optimizer.clip_norm"
-            raise NonFiniteError(f"step {record.step}: loss or gradients are not finite ({what}); {cure}")
+        if bad:
+            raise NonFiniteError(_complaint(row))
 
     def evaluation(self, step: int, name: str, result: Evaluation) -> None:
         """Writes the evaluation of one set after `step` steps."""
@@ -91,6 +95,28 @@ class Recorder:
         line = f"loss {result.loss:.4f}  perplexity {result.perplexity:.3f}{bits}"
         self._console.say(f"eval {name}: {line}  ({result.targets:,} targets)")
 
+    def has_evaluation(self, step: int) -> bool:
+        """Tells whether the model was evaluated after `step` steps."""
+        return any(row["step"] == step for row in self.evaluations)
+
+    def loss_of(self, name: str | None, step: int) -> float | None:
+        """Returns the loss of a held-out set after `step` steps, or None if it was not evaluated then."""
+        return next((row["loss"] for row in self.evaluations if (row["name"], row["step"]) == (name, step)), None)
+
+    def go_back(self, step: int) -> None:
+        """Sets aside what lies beyond `step`: the run goes on from there."""
+        self.close()
+        set_aside_rows(self._path.parent, beyond=step)
+        cut_events(self._board_folder, beyond=step)
+        self._open()
+
+    def _open(self) -> None:
+        rows = [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+        self.rows = [row for row in rows if row["kind"] == "train"]
+        self.evaluations = [row for row in rows if row["kind"] == "eval"]
+        self._file = self._path.open("a")
+        self._board = SummaryWriter(str(self._board_folder), write_to_disk=self._log.tensorboard)
+
     def close(self) -> None:
         """Brings everything to disk."""
         self._file.close()
@@ -100,7 +126,7 @@ class Recorder:
         self._file.write(json.dumps({name: _finite(value) for name, value in row.items()}) + "\n")
         self._file.flush()
         if to_board:
-            group = row.get("name", "train") if row["kind"] == "eval" else "train"
+            group = f"eval_{row['name']}" if row["kind"] == "eval" else "train"
             numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
             for name, value in numbers.items():
                 self._board.add_scalar(f"{group}/{name}", value, row["step"])
@@ -114,7 +140,16 @@ class Recorder:
             f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  grad {row['grad_norm']:.2f}  "
             f"{row['tokens_per_s']:,.0f} tok/s{mfu}  {left} left"
         )
-        self._console.progress(step, total, line, due=step % self._log_every == 0 or step in (1, total))
+        self._console.progress(step, total, line, due=step % self._log.every_steps == 0 or step in (1, total))
+
+
+def _complaint(row: dict[str, Any]) -> str:
+    what = f"loss={row['loss']}, grad_norm={row['grad_norm']}"
+    kind = "loss or gradients are not finite"
+    if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
+        kind = "one more update in a row would be left out (debug.nonfinite_limit)"
+    cure = "the weights were left as they were; try a lower optimizer.learning_rate or optimizer.clip_norm"
+    return f"step {row['step']}: {kind} ({what}); {cure}"
 
 
 def _finite(value: Any) -> Any:

@@ -29,6 +29,20 @@ def loss_curves(rows: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, 
     return [curve for curve in curves if curve.points]
 
 
+def run_curves(rows: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
+    """Returns title → lines of everything that a report shows; the first is the loss."""
+
+    def of(field: str, name: str) -> list[Curve]:
+        return [Curve(name, [(row["step"], row[field]) for row in rows])] if rows else []
+
+    return {
+        "Loss (nats per target)": loss_curves(rows, evaluations),
+        "Learning rate": of("learning_rate", "learning rate"),
+        "Gradient norm, before clipping": of("grad_norm", "norm"),
+        "Tokens per second": of("tokens_per_s", "tokens/s"),
+    }
+
+
 def write_report(folder: Path, *, curves: dict[str, list[Curve]], summary: dict[str, Any], config: str) -> None:
     """Writes `report.html`, and `loss.png` where matplotlib is installed.
 

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nnxtrain.config.command import answer_about_keys, choose_platform, guarded, load_config, parse, print_config
+from nnxtrain.config.load import as_mapping, differences, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.run.directory import read_summary
 
 EPILOG = """\
 ways in:
-  python -m nnxtrain.train CONFIG.yml [key=val ...]     train, evaluate, write samples
-  python -m nnxtrain.generate RUN_DIR [key=val ...]     text from a finished run
+  python -m nnxtrain.train CONFIG.yml [key=val ...]                train, go on, evaluate, write samples
+  python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss of a run on its held-out sets
+  python -m nnxtrain.generate RUN_DIR [key=val ...]                text from a run
 
 examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
@@ -22,9 +24,11 @@ examples:
   python -m nnxtrain.train configs/llama2-7b.yml --dry-run
   python -m nnxtrain.train --list-keys model
 
-A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file.
+A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file; started again, it
+goes on from its newest checkpoint. SIGTERM and SIGINT let it save and end with 75.
 
-exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite, 5 data, 6 checkpoint
+exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite, 5 data, 6 checkpoint,
+            75 stopped by a signal with nothing left unsaved, 128+n ended by a second signal n
 """
 
 
@@ -68,17 +72,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_finished(config: Config, folder: Path) -> bool:
     """Says so if there is nothing left to do in `folder`.
 
+    That is so when its run is done and no more steps are asked for, or when its data ended and nothing has changed.
+
     Raises:
         ConfigError: the folder was used before and `checkpoint.resume=never`.
     """
     if config.checkpoint.resume == "never" and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"checkpoint.resume=never: {folder} is not empty; choose another run_name, or delete it")
     summary = read_summary(folder)
-    if summary is None or summary["status"] != "done":
+    if summary is None or summary["status"] != "done" or config.checkpoint.resume.isdecimal():
+        return False
+    changes = differences(as_mapping(load(folder / "config.yml")), as_mapping(config))
+    if summary["step"] < config.steps and changes:
         return False
     print(f"{folder} is finished: step {summary['step']}, final loss {summary['final_loss']}. Nothing was done.")
+    if changes:
+        print("  this configuration differs from that of the run:", *changes, sep="\n    ")
     print(f"  look at it   {folder}/report.html")
     print(f"  use it       python -m nnxtrain.generate {folder}")
+    print(f"  go on        steps={2 * config.steps}, or any number above {summary['step']}")
     print(f"  start anew   choose another run_name=NAME, or delete {folder}")
     return True
 

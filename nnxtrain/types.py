@@ -42,8 +42,8 @@ Accumulate = Callable[[LossOf, nnx.State, Batch], tuple[LossParts, nnx.State]]
 # `(state, batch [m b ...]) -> (state one step on, metrics)`; consumes its state
 TrainStep = Callable[[TrainStateNNX, Batch], tuple[TrainStateNNX, Metrics]]
 
-# `(state, batch [b ...]) -> (cross-entropy summed over targets in nats, targets)`
-EvalStep = Callable[[TrainStateNNX, Batch], tuple[jax.Array, jax.Array]]
+# `(model, batch [b ...]) -> (cross-entropy summed over targets in nats, targets)`
+EvalStep = Callable[[nnx.Module, Batch], tuple[jax.Array, jax.Array]]
 
 # `update number -> learning rate`
 Schedule = Callable[[jax.Array], jax.Array]
@@ -53,6 +53,10 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 # Where a layer draws its weights from: `(path of the layer, global layer index) -> nnx.Rngs`
 RngsAt = Callable[[str, Any], nnx.Rngs]
+
+
+# turns `function(model, *args)` into a compiled `function(*args)` of one model
+Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Rows(Protocol):

@@ -80,7 +80,7 @@ def test_files_of_a_run_agree_with_each_other(finished):
     assert sorted(events["train/loss"]) == [5, 10, 15, 20]
     for step, value in events["train/loss"].items():
         assert value == pytest.approx(rows[step - 1]["loss"], rel=1e-6)
-    assert sorted(events["validation/loss"]) == [8, 16, 20]
+    assert sorted(events["eval_validation/loss"]) == [8, 16, 20]
     report = (folder / "report.html").read_text()
     assert f"{summary['final_loss']:.6g}" in report
     assert "http" not in report.replace("http://www.w3.org", "")

@@ -1,63 +1,239 @@
-"""Checkpoints below `checkpoints/`, the one module that knows orbax."""
+"""Checkpoints below `checkpoints/`: the one module that knows orbax.
 
+A checkpoint is a folder named by its step, with the items `model`, `optimizer` (moments and the number of updates),
+`guard` (step count and non-finite guard), `data` (position) and `meta` (configuration, versions, shapes). Orbax writes
+each under a temporary name and renames it, so a folder with the name of a step is whole.
+"""
+
+import contextlib
 import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from flax import nnx
+from orbax.checkpoint import checkpoint_managers as policies
 
+from nnxtrain.checkpoint.layout import Leaf, cut_leaf, differences, in_layout_of, join_leaves, leaf_of
+from nnxtrain.checkpoint.tree import TreePath, flat, flattened, nested, put
+from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.errors import CheckpointError
+from nnxtrain.state import TrainStateNNX
 
-MODEL = "model"
-META = "meta"
+FORMAT = 1
+ARRAYS = ("model", "optimizer", "guard")
+NOTES = ("data", "meta")
+LISTED = 20  # differences that an error names
+
+
+class DifferentTreeError(CheckpointError):
+    """A checkpoint that can be read, but is of another model, optimizer or tokenizer."""
+
+
+class Saved(NamedTuple):
+    """What is known of a checkpoint before its arrays are read."""
+
+    step: int
+    data: dict[str, Any]
+    meta: dict[str, Any]
+
+    def leaves(self, item: str) -> dict[TreePath, Leaf]:
+        """Returns shapes and types of the arrays of an item, by path."""
+        return {
+            tuple(path.split("/")): Leaf(tuple(shape), kind) for path, (shape, kind) in self.meta["index"][item].items()
+        }
 
 
 class CheckpointStore:
-    """Checkpoints of one run, one folder a step, each whole or not there."""
+    """Checkpoints of one run, each whole or not there."""
 
-    def __init__(self, folder: Path):
-        logging.getLogger("absl").setLevel(logging.WARNING)  # orbax tells each phase of each save
-        self._folder = folder.resolve()
-        self._manager = ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(create=False))
+    def __init__(self, folder: Path, config: CheckpointConfig):
+        """Opens a folder, which need not exist.
 
-    def latest(self) -> int | None:
-        """Returns the step of the newest checkpoint, or None."""
-        return self._manager.latest_step()
+        Args:
+            folder: of all checkpoints; leftovers of saves that a crash cut short are removed with the next save.
+            config: what is kept, and how it is written.
+        """
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells each phase, and tells errors twice
+        self.folder = folder.resolve()
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=config.ocdbt, use_zarr3=config.zarr3)
+        self._handlers = dict.fromkeys(ARRAYS, handler) | dict.fromkeys(NOTES, ocp.JsonCheckpointHandler())
+        self._options = ocp.CheckpointManagerOptions(
+            create=False,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=config.background,
+            preservation_policy=_preservation(config),
+        )
+        self._saving: int | None = None
+        self._open()
 
-    def save(self, step: int, model: nnx.Module, meta: dict[str, Any]) -> None:
-        """Saves the weights of `model` after `step` steps, and what is known about them.
+    def steps(self) -> list[int]:
+        """Returns the steps of all whole checkpoints, rising."""
+        return sorted(self._manager.all_steps())
+
+    def newest(self) -> int:
+        """Returns the step of the newest whole checkpoint.
 
         Raises:
-            CheckpointError: they could not be written; names the step.
+            CheckpointError: there is none.
         """
-        weights = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-        items = {MODEL: ocp.args.StandardSave(weights), META: ocp.args.JsonSave(meta)}
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._manager.save(step, args=ocp.args.Composite(**items))
+        if not (steps := self.steps()):
+            raise CheckpointError(f"{self.folder} holds no checkpoint yet")
+        return steps[-1]
+
+    def save(
+        self, step: int, state: TrainStateNNX, *, data: Mapping[str, Any], meta: Mapping[str, Any], loss: float | None
+    ) -> None:
+        """Saves the state after `step` steps; with a background writer, returns when its arrays were copied.
+
+        Args:
+            step: names the folder.
+            state: to save.
+            data: position of the data.
+            meta: what else is known.
+            loss: of the evaluation that `checkpoint.keep_best` names, if there was one at this step.
+
+        Raises:
+            CheckpointError: this save, or the one before it, failed; names the step.
+        """
+        self.wait()
+        self._saving = step
+        trees = {name: flat(state, name) for name in ARRAYS}
+        index = {name: {"/".join(path): leaf_of(leaf) for path, leaf in tree.items()} for name, tree in trees.items()}
+        items: dict[str, Any] = {name: ocp.args.PyTreeSave(nested(tree)) for name, tree in trees.items()}
+        items["data"] = ocp.args.JsonSave(dict(data))
+        items["meta"] = ocp.args.JsonSave({"format": FORMAT, "step": step, "index": index, **meta})
+        with self._told("was not written"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            metrics = None if loss is None else {"loss": loss}
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+
+    def wait(self) -> None:
+        """Returns when no save is under way; raises CheckpointError if it failed."""
+        with self._told("was not written"):
             self._manager.wait_until_finished()
-        except Exception as error:  # orbax and its storage layer raise many kinds
-            raise CheckpointError(f"step {step}: the checkpoint in {self._folder} was not written: {error}") from error
 
-    def restore_weights(self, step: int, model: nnx.Module) -> None:
-        """Reads the weights of `step` into `model`, whose own may be abstract.
+    def check(self) -> None:
+        """Raises CheckpointError if a save in the background has failed so far."""
+        with self._told("was not written"):
+            self._manager.check_for_errors()
+
+    def read(self, step: int) -> Saved:
+        """Returns what is known of the checkpoint of `step`.
 
         Raises:
-            CheckpointError: they cannot be read as weights of this model.
+            CheckpointError: it is not there, is of another format, or cannot be read.
         """
-        wanted = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
-        place = self._folder / str(step)
-        try:
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(**{MODEL: ocp.args.StandardRestore(abstract)})
+        if step not in self.steps():
+            raise CheckpointError(
+                f"{self.folder} holds no checkpoint of step {step}; there are {self.steps() or 'none'}"
             )
-        except Exception as error:  # as above
-            raise CheckpointError(f"{place}: the weights cannot be read: {error}") from error
-        nnx.update(model, restored[MODEL])
+        self._saving = step
+        with self._told("cannot be read"):
+            found = self._manager.restore(
+                step, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in NOTES})
+            )
+            saved = Saved(step, found["data"], found["meta"])
+            saved.meta["index"]
+        if saved.meta["format"] != FORMAT:
+            raise CheckpointError(
+                f"{self.folder}/{step} is of format {saved.meta['format']}; this version reads {FORMAT}"
+            )
+        return saved
+
+    def restore(
+        self,
+        saved: Saved,
+        state: TrainStateNNX,
+        *,
+        sharding: jax.sharding.Sharding,
+        items: tuple[str, ...] = ARRAYS,
+        wants: Callable[[str], bool] = lambda path: True,
+    ) -> None:
+        """Puts the arrays of a checkpoint into `state`, whose own may be abstract.
+
+        Layers that were saved in the other layout are converted. Names, shapes and types are compared before anything
+        is read; nothing is initialised or cast.
+
+        Args:
+            saved: the checkpoint.
+            state: gets the arrays.
+            sharding: of every array.
+            items: what is restored.
+            wants: tells by its path, joined with `/`, whether an array is restored.
+
+        Raises:
+            CheckpointError: the trees differ, or arrays cannot be read; lists what differs by path.
+        """
+        self._saving = saved.step
+        for name in items:
+            target = {path: leaf_of(leaf) for path, leaf in flat(state, name).items() if wants("/".join(path))}
+            index = saved.leaves(name)
+            there = in_layout_of(target, index, take=cut_leaf, join=join_leaves)
+            self._compare({path: leaf for path, leaf in there.items() if wants("/".join(path))}, target, name)
+            abstract = {path: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for path, leaf in index.items()}
+            with self._told("cannot be read"):
+                tree = self._read_arrays(name, nested(abstract))
+            put(state, name, in_layout_of(target, tree, take=lambda leaf, at: leaf[at], join=jnp.stack))
+
+    def set_aside(self, beyond: int) -> list[int]:
+        """Moves checkpoints of later steps than `beyond` to `checkpoints.dropped/`; returns their steps."""
+        later = [step for step in self.steps() if step > beyond]
+        for step in later:
+            target = self.folder.with_name("checkpoints.dropped") / str(step)
+            number = 0
+            while target.exists():
+                number += 1
+                target = target.with_name(f"{step}.{number}")
+            target.parent.mkdir(exist_ok=True)
+            (self.folder / str(step)).rename(target)
+        if later:
+            self._manager.close()
+            self._open()
+        return later
+
+    def is_preempted(self, step: int) -> bool:
+        """Tells whether the platform gave notice, agreed on by all processes, that the machine is about to be taken."""
+        return self._manager.reached_preemption(step)
 
     def close(self) -> None:
         """Ends orbax's threads."""
         self._manager.close()
+
+    def _open(self) -> None:
+        self._manager = ocp.CheckpointManager(self.folder, options=self._options, item_handlers=self._handlers)
+
+    def _read_arrays(self, name: str, abstract: Mapping[str, Any]) -> dict[TreePath, jax.Array]:
+        arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
+        wanted = ocp.args.PyTreeRestore(item=abstract, restore_args=arguments)
+        return flattened(self._manager.restore(self._saving, args=ocp.args.Composite(**{name: wanted}))[name])
+
+    def _compare(self, there: Mapping[TreePath, Leaf], target: Mapping[TreePath, Leaf], name: str) -> None:
+        lines = differences(there, target)
+        if lines:
+            first = f"{self.folder}/{self._saving}: {name} is not that of this configuration"
+            more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+            raise DifferentTreeError("\n  ".join([first, *lines[:LISTED], *more]))
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:  # orbax and its storage layer raise many kinds
+            reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"step {self._saving}: the checkpoint in {self.folder} {what}: {reason}") from error
+
+
+def _preservation(config: CheckpointConfig) -> policies.PreservationPolicy:
+    kept: list[policies.PreservationPolicy] = [policies.LatestN(config.keep_last)]
+    if config.keep_every:
+        kept.append(policies.EveryNSteps(config.keep_every))
+    if config.keep_best is not None:
+        kept.append(
+            policies.BestN(get_metric_fn=lambda metrics: -metrics["loss"], n=1, keep_checkpoints_without_metrics=False)
+        )
+    return policies.AnyPreservationPolicy(kept)

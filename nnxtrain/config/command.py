@@ -58,5 +58,3 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        return 0

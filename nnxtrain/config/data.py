@@ -25,7 +25,7 @@ class DataConfig:
     text_field: str = key("text", "jsonl: field that holds the text")
     invalid_utf8: str = key("refuse", "bytes that are not UTF-8", choices=("refuse", "replace"))
     tokenizer: str = key("byte", "text to ids and back", choices=tuple(TOKENIZER_SIZES))
-    epochs: int | None = key(None, "passes over the corpus before the data ends; null = no end", span="[1, inf)")
+    epochs: int | None = key(None, "passes over the corpus before the data ends; null = no end", span="[1, 1000000]")
     shuffle: bool = key(True, "read the rows of each epoch in an order made from (seed, epoch)")
     drop_remainder: bool = key(False, "leave out the last, incomplete batch; false pads it with empty rows")
     prefetch: int = key(2, "batches prepared ahead of the step", span="[1, 1024]")

@@ -15,5 +15,16 @@ class DebugConfig:
         "auto", "folder of compiled programs; auto = the user's cache directory, null = none"
     )
     on_nonfinite: str = key(
-        "abort", "a step whose loss or gradients are not finite: leave the weights and stop", choices=("abort",)
+        "abort",
+        "loss or gradients not finite: stop the run, leave the update out, or go back and leave the rows out",
+        choices=("abort", "rollback", "skip"),
     )
+    nonfinite_limit: int = key(10, "updates left out in a row, or rollbacks of a run, before it stops", span="[1, inf)")
+    spike_deviations: float | None = key(
+        None, "leave out updates whose loss or norm is this many deviations above the mean; null = off", span="[1, inf)"
+    )
+    spike_warmup_steps: int = key(50, "accepted updates before a spike can be told", span="[2, inf)")
+    hang_timeout_s: float | None = key(
+        None, "seconds without a step before the stacks of all threads are written; null = off", span="[0.1, inf)"
+    )
+    hang_abort: bool = key(False, "end the process when it hangs")

@@ -19,6 +19,7 @@ from nnxtrain.errors import ConfigError
 
 LEAVES = leaves()
 SECTIONS = sections()
+PLACES = ("run_name", "output_dir", "checkpoint.resume")  # say where a run is, not what it is
 
 
 def load(
@@ -61,10 +62,18 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, default_flow_style=None, width=120)
 
 
-def differences(before: Config, after: Config) -> list[str]:
-    """Returns a line `key: before → after` for each key that differs."""
-    pairs = ((path, value_at(before, path), value_at(after, path)) for path in LEAVES)
-    return [f"{path}: {show(old)} → {show(new)}" for path, old, new in pairs if old != new]
+def as_mapping(config: Config) -> dict[str, Any]:
+    """Returns the value of every key by its dotted path; JSON holds it."""
+    values = {path: value_at(config, path) for path in LEAVES}
+    return {path: list(value) if isinstance(value, tuple) else value for path, value in values.items()}
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Returns a line `key: before → after` for each key of two runs' mappings that differs and matters to a run."""
+    paths = [path for path in after if path not in PLACES]
+    return [
+        f"{path}: {show(before.get(path))} → {show(after[path])}" for path in paths if before.get(path) != after[path]
+    ]
 
 
 def value_at(config: Config, path: str) -> Any:

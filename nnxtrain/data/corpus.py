@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
     def __str__(self) -> str:
         documents = len(self.starts) - 1
         left_out = f", {self.empty_documents} empty ones left out" if self.empty_documents else ""
-        return f"{len(self.tokens):,} tokens in {documents:,} documents{left_out} (sha256 {self.sha256[:12]})"
+        return f"{len(self.tokens):,} tokens, documents: {documents:,}{left_out} (sha256 {self.sha256[:12]})"
 
 
 def cached_corpus(
@@ -65,7 +65,7 @@ def cached_corpus(
         DataError: no document holds text.
         ConfigError: `cache_dir` cannot be written.
     """
-    stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
     identity = json.dumps([FORMAT, tokenizer.fingerprint, options, stats])
     folder = cache_dir / hashlib.sha256(identity.encode()).hexdigest()[:24]
     if not folder.is_dir():
@@ -119,7 +119,8 @@ def _write(folder: Path, documents: Iterable[str], tokenizer: Tokenizer) -> None
             if not text:
                 empty += 1
                 continue
-            ids = np.concatenate([[tokenizer.bos], tokenizer.encode(text), [tokenizer.eos]]).astype(dtype)
+            marks = (np.array([mark], dtype) for mark in (tokenizer.bos, tokenizer.eos))
+            ids = np.concatenate([next(marks), tokenizer.encode(text).astype(dtype, copy=False), next(marks)])
             digest.update(ids.data)
             ids.tofile(file)
             starts.append(starts[-1] + len(ids))
@@ -132,14 +133,18 @@ def _open(folder: Path, files: list[Path]) -> Corpus:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         starts = np.load(folder / "starts.npy")
-        if meta["tokens"] == 0:
-            raise DataError(
-                f"no text in {len(files)} files, {meta['empty_documents']} empty documents; first: {files[0]}"
-            )
-        tokens = np.memmap(folder / "tokens.bin", dtype=meta["dtype"], mode="r", shape=(meta["tokens"],))
-    except (OSError, ValueError, KeyError) as error:
+        count, path = meta["tokens"], folder / "tokens.bin"
+        if starts[0] != 0 or starts[-1] != count or path.stat().st_size != count * np.dtype(meta["dtype"]).itemsize:
+            raise ValueError("its parts do not fit together")
+        tokens = np.memmap(path, dtype=meta["dtype"], mode="r", shape=(count,)) if count else np.zeros(0, meta["dtype"])
+        corpus = Corpus(tokens, starts, meta["empty_documents"], meta["sha256"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(f"the tokenised corpus in {folder} is damaged ({error}); delete that folder") from error
-    return Corpus(tokens, starts, meta["empty_documents"], meta["sha256"])
+    if not count:
+        raise DataError(
+            f"no text in {files[0]} and {len(files) - 1} more files: every document is empty; see data.path"
+        )
+    return corpus
 
 
 def default_cache_dir() -> Path:

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import logging
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,20 +22,20 @@ def find_files(patterns: Iterable[str], *, key: str) -> list[Path]:
     Raises:
         ConfigError: a pattern matches no file, or only folders, or only empty files; names `key` and the pattern.
     """
-    found: set[Path] = set()
-    for pattern in patterns:
-        matches = [Path(match) for match in glob.glob(pattern, recursive=True)]
+    found: dict[Path, Path] = {}
+    for written in patterns:
+        pattern = os.path.expanduser(written)
+        matches = [Path(match) for match in glob.glob(pattern, recursive=True)] or [Path(pattern)]
         files = [match for match in matches if match.is_file()]
-        if not matches:
-            raise ConfigError(f"{key}: {pattern!r} matches nothing")
+        if not files and any(match.is_dir() for match in matches):
+            hint = f"a glob such as '{written.rstrip('/')}/**/*.txt' names files"
+            raise ConfigError(f"{key}: {written!r} matches only folders; {hint}")
         if not files:
-            raise ConfigError(
-                f"{key}: {pattern!r} matches only folders; a glob such as '{pattern}/**/*.txt' names files"
-            )
+            raise ConfigError(f"{key}: {written!r} matches nothing")
         if not any(file.stat().st_size for file in files):
-            raise ConfigError(f"{key}: {pattern!r} matches only empty files")
-        found.update(files)
-    return sorted(found)
+            raise ConfigError(f"{key}: {written!r} matches only empty files")
+        found |= {file.resolve(): file for file in files}
+    return sorted(found.values())
 
 
 def read_documents(file: Path, *, text_field: str, invalid_utf8: str) -> Iterator[str]:
@@ -74,7 +75,7 @@ def _jsonl(stream: BinaryIO | io.BufferedIOBase, file: Path, *, text_field: str,
 def _text_of(line: str, place: str, text_field: str) -> str:
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not a JSON object: {error}") from error
     if not isinstance(record, dict) or text_field not in record:
         have = f"has the fields {', '.join(sorted(record)) or 'none'}" if isinstance(record, dict) else "is no object"
@@ -84,7 +85,7 @@ def _text_of(line: str, place: str, text_field: str) -> str:
         return ""
     if not isinstance(text, str):
         raise DataError(f"{place}: field {text_field!r} holds {type(text).__name__}, not text")
-    return text.encode("utf-8", errors="replace").decode()  # JSON can spell half a surrogate pair; UTF-8 cannot
+    return text
 
 
 def _decode(raw: bytes, file: Path, offset: int, *, invalid_utf8: str) -> str:

@@ -25,46 +25,6 @@ class Cut(NamedTuple):
         return self.microbatches * self.rows
 
 
-class TrainBatches:
-    """Endless or finite batches whose whole position is the number of batches read.
-
-    Batch `i` holds rows `i * B` to `(i + 1) * B` of the epochs laid end to end; the row order of an epoch is a pure
-    function of (seed, epoch). With `R` rows, `E` epochs and batches of `B` there are `ceil(R * E / B)` batches, the
-    last one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
-    """
-
-    def __init__(self, rows: Rows, cut: Cut, *, vocab: int, order: "Order"):
-        if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < cut.global_size:
-            have = f"{len(rows)} rows in {order.epochs} epochs are less than batch.global_size={cut.global_size}"
-            raise DataError(f"{have}: not one step; give more epochs or data.drop_remainder=false")
-        self.rows_per_epoch = len(rows)
-        self._cut = cut
-        read = grain.MapDataset.source(_Checked(rows, vocab))
-        if order.shuffle:
-            read = read.seed(order.seed).shuffle()
-        self._batches = read.repeat(order.epochs).batch(
-            cut.global_size, drop_remainder=order.drop_remainder, batch_fn=lambda group: stack_rows(group, cut)
-        )
-        self.length = None if order.epochs is None else len(self._batches)
-
-    def start(self, first: int, *, put: Callable[[Batch], Any], prefetch: int) -> Generator[Any, None, None]:
-        """Yields the batches from number `first` on, each passed through `put` in a background thread.
-
-        Args:
-            first: batches read before.
-            put: brings a batch of numpy arrays to the devices.
-            prefetch: batches that are ready ahead of the step.
-        """
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
-        ready = self._batches[first:].to_iter_dataset(options).map(put)
-        with closing(iter(experimental.ThreadPrefetchIterDataset(ready, prefetch_buffer_size=prefetch))) as batches:
-            yield from batches
-
-    def epochs_after(self, batches: int) -> float:
-        """Returns the passes over the corpus that `batches` batches are."""
-        return batches * self._cut.global_size / self.rows_per_epoch
-
-
 class Order(NamedTuple):
     """In which order rows are read, and how often; `epochs` None has no end."""
 
@@ -72,6 +32,92 @@ class Order(NamedTuple):
     shuffle: bool
     epochs: int | None
     drop_remainder: bool
+
+
+class Position(NamedTuple):
+    """Where a run is in its rows, epochs laid end to end.
+
+    Attributes:
+        row: rows that are behind.
+        skipped: ranges `(first, end)` of rows that are never read, since they broke a step.
+    """
+
+    row: int = 0
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    def without(self, first: int, end: int) -> "Position":
+        """Returns the position with one more range that is not read."""
+        return self._replace(skipped=(*self.skipped, (first, end)))
+
+
+START = Position()
+
+
+class TrainBatches:
+    """Endless or finite batches whose whole position is a number of rows.
+
+    Batch `i` holds rows `i * B` to `(i + 1) * B` of the epochs laid end to end; the row order of an epoch is a pure
+    function of (seed, epoch). With `R` rows, `E` epochs and batches of `B` there are `ceil(R * E / B)` batches, the
+    last one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
+    """
+
+    def __init__(self, rows: Rows, cut: Cut, *, vocab: int, order: Order):
+        if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < cut.global_size:
+            have = f"{len(rows)} rows in {order.epochs} epochs are less than batch.global_size={cut.global_size}"
+            raise DataError(f"{have}: not one step; give more epochs or data.drop_remainder=false")
+        self._cut = cut
+        self._rows_per_epoch = len(rows)
+        self.end = None if order.epochs is None else len(rows) * order.epochs
+        if self.end is not None and order.drop_remainder:
+            self.end -= self.end % cut.global_size
+        read = grain.MapDataset.source(_Checked(rows, vocab))
+        if order.shuffle:
+            read = read.seed(order.seed).shuffle()
+        self._rows = read.repeat(order.epochs)
+
+    def start(
+        self, position: Position, *, put: Callable[[Batch], Any], prefetch: int
+    ) -> Generator[tuple[Any, Position], None, None]:
+        """Yields the batches from `position` on, each with the position after it.
+
+        Args:
+            position: where to begin.
+            put: brings a batch of numpy arrays to the devices, in a background thread.
+            prefetch: batches that are ready ahead of the step.
+        """
+        size = self._cut.global_size
+        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
+        for first, end in self._ranges(position):
+            batches = self._rows[first:end].batch(size, batch_fn=lambda group: stack_rows(group, self._cut))
+            ready = experimental.ThreadPrefetchIterDataset(
+                batches.to_iter_dataset(options).map(put), prefetch_buffer_size=prefetch
+            )
+            with closing(iter(ready)) as iterator:
+                for number, batch in enumerate(iterator, 1):
+                    row = first + number * size
+                    yield batch, position._replace(row=row if end is None else min(row, end))
+
+    def count(self, position: Position) -> int | None:
+        """Returns the batches from `position` on; None where there is no end."""
+        if self.end is None:
+            return None
+        return sum(
+            -(-(end - first) // self._cut.global_size) for first, end in self._ranges(position) if end is not None
+        )
+
+    def epochs(self, position: Position) -> float:
+        """Returns the passes over the corpus that are behind a position."""
+        return position.row / self._rows_per_epoch
+
+    def _ranges(self, position: Position) -> Iterator[tuple[int, int | None]]:
+        """Yields the ranges of rows that are still to be read."""
+        row = position.row
+        for first, end in sorted(position.skipped):
+            if first > row:
+                yield row, first
+            row = max(row, end)
+        if self.end is None or row < self.end:
+            yield row, self.end
 
 
 def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Iterator[Batch]:
@@ -115,7 +161,6 @@ class _Checked:
             low, high = row[name].min(), row[name].max()
             if low < 0 or high >= self._vocab:
                 bad = low if low < 0 else high
-                raise DataError(
-                    f"row {index} holds token id {bad}; model.vocab={self._vocab} admits 0 to {self._vocab - 1}"
-                )
+                admitted = f"the ids of this run (model.vocab) are 0 to {self._vocab - 1}"
+                raise DataError(f"row {index} holds token id {bad}; {admitted}")
         return row

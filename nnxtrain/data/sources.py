@@ -1,6 +1,7 @@
 """Data sources: what `data.source` names."""
 
 import hashlib
+import re
 import sysconfig
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -54,7 +55,8 @@ def text(config: DataConfig, spec: RowSpec) -> Dataset:
     named: dict[str, list[str]] = {}
     for entry in config.validation_path:
         name, equals, pattern = entry.partition("=")
-        named.setdefault(name if equals else "validation", []).append(pattern if equals else entry)
+        has_name = bool(equals) and re.fullmatch(r"[\w.-]+", name) is not None
+        named.setdefault(name if has_name else "validation", []).append(pattern if has_name else entry)
     held_out: dict[str, Rows] = {
         name: PackedRows(
             _tokenised(find_files(patterns, key="data.validation_path"), config, spec.tokenizer), spec.sequence

@@ -31,7 +31,7 @@ class SingleEngine:
         sharding: jax.sharding.Sharding,
         batch: Batch,
     ):
-        """Creates the state on the devices and compiles the step.
+        """Compiles the step; there is no state before `initialise` or `load`.
 
         Args:
             make_state: builds the state; it runs inside `jax.jit`, so that weights appear where they belong.
@@ -41,7 +41,9 @@ class SingleEngine:
         """
         self._graph, abstract = nnx.split(nnx.eval_shape(make_state))
         self._tree = jax.tree.structure(abstract)
-        self._leaves: list[jax.Array] = jax.jit(lambda: self._flat(make_state()), out_shardings=sharding)()
+        self._initial = jax.jit(lambda: self._flat(make_state()), out_shardings=sharding)
+        self._leaves: list[jax.Array] = []
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in jax.tree.leaves(abstract)]
         began = time.monotonic()
 
         def next_leaves(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
@@ -50,10 +52,18 @@ class SingleEngine:
 
         self.programs = [train_step.__name__]
         next_leaves.__name__ = train_step.__name__
-        lowered = jax.jit(next_leaves, donate_argnums=0, out_shardings=(sharding, None)).lower(self._leaves, batch)
+        lowered = jax.jit(next_leaves, donate_argnums=0, out_shardings=(sharding, None)).lower(shapes, batch)
         self.hlo_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
         self._step = lowered.compile()
         self.compile_s = time.monotonic() - began
+
+    def initialise(self) -> None:
+        """Draws the initial state, on the devices where it belongs."""
+        self._leaves = self._initial()
+
+    def load(self, state: TrainStateNNX) -> None:
+        """Takes a state that was restored, its arrays on the devices where they belong."""
+        self._leaves = self._flat(state)
 
     def step(self, batch: Batch) -> Metrics:
         """Consumes a batch, leaves `[m b ...]`; returns its metrics at once, on device, while the step still runs."""

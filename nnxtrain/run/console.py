@@ -1,12 +1,22 @@
 """What a run tells people while it goes: a live bar on a terminal, plain lines elsewhere, all of it in `train.log`."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+
+class _Screen(RichConsole):
+    """Standard output; a reader that goes away, as `head` does, ends the output and not the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Goes quiet."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Console(logging.Handler):
@@ -19,7 +29,7 @@ class Console(logging.Handler):
             mode: `bar`, `lines`, or `auto` for a bar on a terminal.
         """
         super().__init__()
-        self._rich = RichConsole(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._rich = _Screen(file=sys.stdout, highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._wants_bar = mode == "bar" or (mode == "auto" and self._rich.is_terminal)
         self._log: TextIO | None = None

@@ -6,15 +6,19 @@ import optax
 from flax import nnx
 
 from nnxtrain.state import TrainStateNNX
+from nnxtrain.steps.guard import Judge
 from nnxtrain.types import Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
 
 
-def make_train_step(loss_sum: LossSum, accumulate: Accumulate, *, schedule: Schedule, seed: int) -> TrainStep:
+def make_train_step(
+    loss_sum: LossSum, accumulate: Accumulate, *, judge: Judge, schedule: Schedule, seed: int
+) -> TrainStep:
     """Returns the function an engine compiles; it knows no config and no mesh.
 
     Args:
         loss_sum: `(model, microbatch, key) -> (loss summed over targets, LossParts)`.
         accumulate: an entry of `ACCUMULATORS`; sums loss parts and gradients.
+        judge: decides which steps update.
         schedule: learning rate by number of updates, for the metrics; the optimizer has its own copy.
         seed: of dropout; masks depend on it, on the step and on the row of the global batch.
     """
@@ -32,17 +36,16 @@ def make_train_step(loss_sum: LossSum, accumulate: Accumulate, *, schedule: Sche
         grads = jax.tree.map(lambda grad: grad * scale, grads)
         grad_norm = optax.tree.norm(grads)
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in parts.sums.items()}
-        is_finite = jnp.isfinite(grad_norm) & jnp.isfinite(means["loss"])
         learning_rate = schedule(state.optimizer.step[...])
-        moves = is_finite & (parts.targets > 0)
-        state.apply_gradients(grads, where=moves)
+        verdict = judge(state.guard, state.step[...], means["loss"], grad_norm, parts.targets > 0)
+        state.apply_gradients(grads, where=verdict.updates, counts=verdict.counts)
         return state, means | {
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
             "targets": parts.targets.astype(jnp.int32),
             "tokens": jnp.sum(batch["segment_ids"] != 0),
-            "finite": is_finite,
-            "skipped": ~moves,
+            "bad": verdict.bad,
+            "skipped": ~verdict.updates,
         }
 
     return train_step

@@ -14,8 +14,8 @@ class ByteTokenizer:
     token_bytes = np.repeat(np.array([1, 0], np.int32), [256, 3])
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns one id a byte, `[n]` uint16, without bos and eos."""
-        return np.frombuffer(text.encode(), np.uint8).astype(np.uint16)
+        """Returns one id a byte, `[n]` uint16, without bos and eos; half a surrogate pair becomes a question mark."""
+        return np.frombuffer(text.encode("utf-8", errors="replace"), np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; marks are left out, bytes that are not UTF-8 become U+FFFD."""

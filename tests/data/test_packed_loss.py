@@ -75,7 +75,7 @@ def test_padding_is_not_seen(token_losses):
 
 
 def test_documents_in_one_segment_would_be_seen(token_losses):
-    """The positive control: without segments the three tests above must fail."""
+    """The positive control: with one segment for both, the two tests on documents must fail."""
     joined = [row | {"segment_ids": np.ones_like(row["segment_ids"])} for row in (row_of(A, B), row_of(OTHER_A, B))]
     one, other = map(token_losses, joined)
     assert np.abs(one - other)[ON_B].max() > 1e-3

@@ -1,0 +1,149 @@
+"""When a run saves, and what it goes on from."""
+
+import fnmatch
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError, Saved
+from nnxtrain.config.checkpoint import CheckpointConfig
+from nnxtrain.errors import CheckpointError
+from nnxtrain.state import TrainStateNNX
+
+
+class Moment(NamedTuple):
+    """A step at which a run can be saved: its number, state, position of the data, and loss to keep the best by."""
+
+    step: int
+    state: TrainStateNNX
+    data: dict[str, Any]
+    loss: float | None
+
+
+class Saver:
+    """Saves each step at most once, when it is due, and never a state that is not finite."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        config: CheckpointConfig,
+        *,
+        meta: dict[str, Any],
+        is_finite: Callable[[], bool],
+        say: Callable[[str], None],
+        last: int | None,
+    ):
+        """Saves nothing yet.
+
+        Args:
+            store: of the run.
+            config: when to save.
+            meta: what every checkpoint says of the run.
+            is_finite: whether all weights and moments of the moment are finite.
+            say: tells people.
+            last: step of the checkpoint that the run goes on from, or None.
+        """
+        self._store = store
+        self._config = config
+        self._meta = meta
+        self._is_finite = is_finite
+        self._say = say
+        self._last = last
+        self._when = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Tells whether a save is due after `step` steps."""
+        every, minutes = self._config.every_steps, self._config.every_minutes
+        by_time = minutes is not None and time.monotonic() - self._when >= 60 * minutes
+        return self._config.enabled and (by_time or (every > 0 and step % every == 0))
+
+    def save(self, moment: Moment) -> None:
+        """Saves a moment, unless it is saved already, not finite, or nothing is to be saved.
+
+        Raises:
+            CheckpointError: this save, or the one before it, failed.
+        """
+        if not self._config.enabled or moment.step == self._last:
+            return
+        if not self._is_finite():
+            self._say(f"step {moment.step} is not saved: its weights or moments are not all finite")
+            return
+        self._store.save(moment.step, moment.state, data=moment.data, meta=self._meta, loss=moment.loss)
+        self._last = moment.step
+        self._when = time.monotonic()
+
+
+def restore_run(
+    store: CheckpointStore,
+    make_state: Callable[[], TrainStateNNX],
+    *,
+    resume: str,
+    sharding: jax.sharding.Sharding,
+    tokenizer: str,
+    say: Callable[[str], None],
+) -> tuple[Saved, TrainStateNNX] | None:
+    """Returns the checkpoint that a run goes on from, with its state, or None for a fresh run.
+
+    With `auto` and `must` that is the newest one that can be read; what is skipped is told. Later checkpoints than the
+    one chosen are set aside.
+
+    Args:
+        store: of the run.
+        make_state: makes an abstract state.
+        resume: `checkpoint.resume`.
+        sharding: of every array.
+        tokenizer: fingerprint of the tokenizer that the run uses.
+        say: tells people.
+
+    Raises:
+        CheckpointError: what was asked for is not there, none can be read, or the newest is of another model.
+    """
+    steps = [int(resume)] if resume.isdecimal() else store.steps()[::-1]
+    if not steps and resume == "must":
+        raise CheckpointError(f"checkpoint.resume=must: {store.folder} holds no checkpoint")
+    problems = []
+    for step in steps:
+        state = make_state()
+        try:
+            saved = store.read(step)
+            _check_tokenizer(saved, tokenizer)
+            store.restore(saved, state, sharding=sharding)
+        except DifferentTreeError:
+            raise
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            say(f"skipped  {problem}")
+        if dropped := store.set_aside(step):
+            say(f"         checkpoints of steps {dropped} are in checkpoints.dropped/")
+        return saved, state
+    if problems:
+        raise CheckpointError("no checkpoint can be read:\n  " + "\n  ".join(problems))
+    return None
+
+
+def load_weights(
+    store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, sharding: jax.sharding.Sharding
+) -> int:
+    """Reads the weights of the newest checkpoint that `checkpoint.init_*` choose into `state`; returns its step.
+
+    Raises:
+        CheckpointError: there is none, or the weights chosen differ in name, shape or type.
+    """
+
+    def wants(path: str) -> bool:
+        included = any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_include)
+        return included and not any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_exclude)
+
+    saved = store.read(store.newest())
+    store.restore(saved, state, sharding=sharding, items=("model",), wants=wants)
+    return saved.step
+
+
+def _check_tokenizer(saved: Saved, tokenizer: str) -> None:
+    if saved.meta["tokenizer"] != tokenizer:
+        was = saved.meta["tokenizer"]
+        raise DifferentTreeError(f"step {saved.step} was trained with tokenizer {was}, and this run has {tokenizer}")

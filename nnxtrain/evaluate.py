@@ -1,0 +1,71 @@
+"""`python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]`: the loss of a run on its held-out sets."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from nnxtrain.config.command import choose_platform, guarded, parse
+from nnxtrain.config.load import load
+from nnxtrain.config.schema import Config
+from nnxtrain.errors import ConfigError
+
+EPILOG = """\
+example:
+  python -m nnxtrain.evaluate runs/quickstart eval.max_batches=null
+
+Prints one JSON object a set. Nothing in the run directory changes.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nnxtrain.evaluate",
+        description="Evaluates the newest weights of a run on every held-out set.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "run", metavar="RUN_DIR|CONFIG.yml", help="a run, or the configuration that it was started with"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win")
+    arguments = parse(argv, parser)
+    place = Path(arguments.run)
+    config = load(place / "config.yml" if place.is_dir() else place, arguments.overrides)
+    folder = place if place.is_dir() else Path(config.output_dir).expanduser() / str(config.run_name)
+    choose_platform(config)
+    return evaluate_run(config, folder)
+
+
+def evaluate_run(config: Config, folder: Path) -> int:
+    """Prints the evaluation of every held-out set; returns the exit code.
+
+    Raises:
+        ConfigError: the run has no weights, or the data has no held-out set.
+        CheckpointError: the weights cannot be read, or are of another model.
+    """
+    from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
+    from nnxtrain.checkpoint.store import CheckpointStore
+    from nnxtrain.execute import use_compilation_cache
+
+    use_compilation_cache(config)
+    program = make_program(config)
+    data = open_data(program)
+    if not data.dataset.held_out:
+        raise ConfigError("there is no held-out set; data.validation_path names one")
+    state = program.abstract_state()
+    with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
+        step = store.newest()
+        store.restore(store.read(step), state, sharding=program.state_sharding, items=("model",))
+    for name, evaluate in make_evaluators(data, bind_to(state.model)).items():
+        result = evaluate(lambda: False)
+        print(json.dumps({"step": step, "name": name, **(result._asdict() if result else {})}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

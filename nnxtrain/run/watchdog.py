@@ -1,0 +1,60 @@
+"""A thread that notices when nothing happens any more."""
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+HUNG = 1  # exit code of a run that the watchdog ended
+
+
+class Watchdog:
+    """Dumps the stacks of all threads when no beat came for `timeout_s` while it is entered."""
+
+    def __init__(self, timeout_s: float | None, *, folder: Path, say: Callable[[str], None], abort: bool):
+        """Does nothing yet.
+
+        Args:
+            timeout_s: seconds without a beat; None never dumps.
+            folder: gets `stacks_NNN.txt`.
+            say: tells people.
+            abort: whether the process ends after a dump.
+        """
+        self._timeout_s = timeout_s
+        self._folder = folder
+        self._say = say
+        self._abort = abort
+        self._last = time.monotonic()
+        self._end = threading.Event()
+
+    def beat(self) -> None:
+        """Tells that the run is alive."""
+        self._last = time.monotonic()
+
+    def __enter__(self) -> "Watchdog":
+        if self._timeout_s is not None:
+            self.beat()
+            threading.Thread(target=self._watch, args=(self._timeout_s,), name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+
+    def _watch(self, timeout_s: float) -> None:
+        dumps = 0
+        while not self._end.wait(min(timeout_s / 4, 1.0)):
+            if time.monotonic() - self._last < timeout_s:
+                continue
+            dumps += 1
+            path = self._folder / f"stacks_{dumps:03}.txt"
+            with path.open("w") as file:
+                faulthandler.dump_traceback(file=file, all_threads=True)
+            self._say(f"no step for {timeout_s:g} s (debug.hang_timeout_s); the stacks of all threads are in {path}")
+            if self._abort:
+                os._exit(HUNG)
+            self.beat()

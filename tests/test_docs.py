@@ -1,0 +1,75 @@
+"""Every command of README and docs, and every configuration, runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nnxtrain.config.command import guarded
+from nnxtrain.generate import main as generate
+from nnxtrain.train import main as train
+from tests.support import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
+MODULES = {"train": train, "generate": generate}
+SIZES = "model.layers=1 model.embed=32 model.heads=2 model.mlp=32 batch.sequence=32 batch.global_size=8"
+SMALL = f"{SIZES} steps=2 batch.accum_steps=1 eval.max_batches=1 eval.every_steps=0 mesh.data=1".split()
+
+
+def commands() -> list[str]:
+    """Returns the lines of all shell blocks that start python, without what only a checkout needs."""
+    blocks = [block for page in PAGES for block in re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.DOTALL)]
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return list(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
+
+
+def test_readme_names_the_commands_of_the_makefile():
+    """A target that is gone must not stay in README."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {line.split()[1] for line in commands() if line.startswith("make ")}
+    assert {"train", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """Returns a folder with the configurations, a small corpus and a finished run named as in README."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "one.txt").write_text("a text of one's own\n" * 200)
+    return folder
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("python ")])
+def test_commands_of_the_pages_run(line, workplace, monkeypatch):
+    """Runs each command with a smaller model and fewer steps on top."""
+    monkeypatch.chdir(workplace)
+    _, flag, module, *words = shlex.split(line)
+    assert flag == "-m"
+    name = module.removeprefix("nnxtrain.")
+    asks = {"--help", "--list-keys", "--print-config", "--dry-run"} & set(words)
+    if name == "train" and not asks:
+        words += [*SMALL, f"data.cache_dir={workplace}/cache"]
+    if "--help" in words:
+        with pytest.raises(SystemExit, match="0"):
+            MODULES[name](words)
+    else:
+        assert guarded(MODULES[name], words) == 0
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_every_configuration_is_possible(path, capsys):
+    """Large ones are checked by arithmetic."""
+    assert guarded(train, [str(path), "--dry-run"]) == 0
+    assert "parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_of_a_page_lead_somewhere(page):
+    """A picture that is not there is the first thing that a reader sees."""
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / Path(target)).exists(), target
