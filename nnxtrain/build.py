@@ -89,8 +89,9 @@ def make_program(
     Raises:
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
     """
-    mesh = make_mesh(config.mesh, devices or jax.devices())
-    _check_rows(config, mesh.size)
+    mesh = make_mesh(config.mesh, devices or _devices(config.debug.platform))
+    for key, problem in config.row_problems(mesh.size):
+        raise ConfigError(f"{key}: {problem}")
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
     schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
     make_model = functools.partial(
@@ -230,15 +231,12 @@ def bind_to(model: nnx.Module) -> Bind:
     return bind
 
 
-def _check_rows(config: Config, devices: int) -> None:
-    for key, rows, unit in (
-        ("batch.global_size", config.batch.microbatch, config.batch.accum_steps),
-        ("eval.global_size", config.eval_rows, 1),
-    ):
-        if rows % devices:
-            fits = (rows + -rows % devices) * unit
-            rule = f"{rows * unit} rows in {unit} microbatches cannot be cut over {devices} devices"
-            raise ConfigError(f"{key}: {rule}; the next that fits is {fits}, or set mesh.data to a divisor of {rows}")
+def _devices(platform: str) -> list[jax.Device]:
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # jax asserts that a GPU plugin is there
+        reason = str(error).splitlines()[0] if str(error) else "no such device is here"
+        raise ConfigError(f"debug.platform={platform}: {reason}") from error
 
 
 def _remat(config: Config) -> Callable[..., Any]:

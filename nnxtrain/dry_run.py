@@ -9,6 +9,7 @@ from flax import nnx
 
 from nnxtrain.build import make_program
 from nnxtrain.config.schema import Config
+from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
 
@@ -18,6 +19,8 @@ def dry_run(config: Config) -> int:
 
     The mesh may be larger than this machine; that is said, not refused.
     """
+    if config.data.source == "text":
+        text_files(config.data)
     try:
         program = make_program(config)
         mesh = f"{program.mesh.size} of {jax.device_count()} devices here"

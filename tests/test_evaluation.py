@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from nnxtrain.build import Data, make_evaluators
+from nnxtrain.build import Data, bind_to, make_evaluators
 from nnxtrain.data.pipeline import Cut, Order, TrainBatches
-from nnxtrain.engine.single import SingleEngine
 from nnxtrain.evaluation import evaluate
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.tokenizers.byte import ByteTokenizer
@@ -33,7 +32,7 @@ def evaluated(batches, *, nats=None, token_bytes=None):
     """Evaluates batches of ids up to 3; id `i` costs `i` nats and stands for one byte."""
     nats = np.arange(4.0) if nats is None else nats
     token_bytes = np.ones(4, int) if token_bytes is None else np.array(token_bytes)
-    return evaluate(fixed_step(nats), batches, put=lambda batch: batch, token_bytes=token_bytes)
+    return evaluate(fixed_step(nats), batches, put=lambda batch: batch, token_bytes=token_bytes, stops=lambda: False)
 
 
 def test_loss_is_the_sum_over_targets_divided_once():
@@ -93,20 +92,10 @@ class UnevenRows:
 
 
 @functools.cache
-def engine_on(devices: int) -> SingleEngine:
-    """Returns an engine with the initial weights on some devices; its train step is never compiled."""
-
-    class Untrained(SingleEngine):
-        def __init__(self, make_state):
-            super().__init__(
-                make_state,
-                lambda state, batch: (state, {}),
-                sharding=jax.sharding.NamedSharding(program.mesh, jax.sharding.PartitionSpec()),
-                batch=program.batch_spec(),
-            )
-
+def bind_on(devices: int):
+    """Returns what compiles functions of a model with the initial weights on some devices."""
     program = tiny_program("model.vocab=384", devices=devices)
-    return Untrained(program.make_state)
+    return bind_to(jax.device_put(program.make_state().model, program.state_sharding))
 
 
 def uneven_evaluation(size: int, devices: int):
@@ -114,13 +103,13 @@ def uneven_evaluation(size: int, devices: int):
     program = tiny_program("model.vocab=384", f"eval.global_size={size}", devices=devices)
     train = TrainBatches(UnevenRows(), Cut(1, 8), vocab=384, order=Order(0, True, 1, False))
     data = Data(program, Dataset(UnevenRows(), {"validation": UnevenRows()}, ""), train)
-    return make_evaluators(data, engine_on(devices))["validation"]()
+    return make_evaluators(data, bind_on(devices))["validation"](lambda: False)
 
 
 @functools.cache
 def reference() -> float:
     """Returns the sum of token losses over the real tokens, each row computed alone, in float64 after the scores."""
-    scores_of = engine_on(1).bind(lambda state, row: state.model.logits(state.model.hidden(row, KeepAll()))[0])
+    scores_of = bind_on(1)(lambda model, row: model.logits(model.hidden(row, KeepAll()))[0])
     rows = UnevenRows()
     total = 0.0
     for index in range(len(rows)):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nnxtrain.build import open_data
+from nnxtrain.data.pipeline import START
 from tests.support import tiny_program
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny_losses.json"
@@ -21,7 +22,8 @@ def test_losses_of_tiny_are_the_golden_ones():
         pytest.skip(f"no golden losses for jax {line}; there are {sorted(golden)}")
     program = tiny_program()
     data, engine = open_data(program), program.make_engine()
-    batches = data.train.start(0, put=data.put_train, prefetch=1)
-    losses = [float(engine.step(next(batches))["loss"]) for _ in range(20)]
+    engine.initialise()
+    batches = data.train.start(START, put=data.put_train, prefetch=1)
+    losses = [float(engine.step(next(batches)[0])["loss"]) for _ in range(20)]
     batches.close()
     np.testing.assert_allclose(losses, golden[line], rtol=2e-6)

@@ -12,6 +12,7 @@ from nnxtrain.config.key import show
 from nnxtrain.config.words import Word
 
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d{1,4})?")
+LONGEST_ECHO = 60  # characters of a value that a message repeats
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -28,9 +29,11 @@ def coerce(word: Word, kind: Any, choices: tuple[str, ...]) -> Any:
     if word.text is None:
         raise ValueError("expected a value, got a section")
     if typing.get_origin(kind) is tuple:
-        return _items(word.text)
+        return () if word.is_null else _items(word.text)
     if not isinstance(word.text, str):
         raise ValueError(f"expected one value, got the list {show(word.text)}")
+    if word.is_null and "none" in choices:
+        return "none"
     value = _SCALARS[kind](word.text)
     if choices and value not in choices:
         raise LookupError(value)
@@ -48,25 +51,29 @@ def _items(text: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _bool(text: str) -> bool:
     if (value := _SWITCH.get(text.lower())) is None:
-        raise ValueError(f"expected true or false, got {text!r}")
+        raise ValueError(f"expected true or false, got {_short(text)}")
     return value
 
 
 def _int(text: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise ValueError(f"expected a whole number, got {text!r}")
+        raise ValueError(f"expected a whole number, got {_short(text)}")
     number = Decimal(text.replace("_", ""))
     if number != number.to_integral_value():
-        raise ValueError(f"expected a whole number, got {text!r}")
+        raise ValueError(f"expected a whole number, got {_short(text)}")
     if abs(number) > 2**63:
-        raise ValueError(f"expected a number below 2^63, got {text[:40]!r}")
+        raise ValueError(f"expected a number below 2^63, got {_short(text)}")
     return int(number)
 
 
 def _float(text: str) -> float:
     if not _NUMBER.fullmatch(text) or not math.isfinite(float(text.replace("_", ""))):
-        raise ValueError(f"expected a finite number, got {text!r}")
+        raise ValueError(f"expected a finite number, got {_short(text)}")
     return float(text.replace("_", ""))
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}...")
 
 
 _SCALARS: dict[type, Callable[[str], Any]] = {bool: _bool, int: _int, float: _float, str: str}

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from nnxtrain.config.load import list_keys, load, to_yaml
 from nnxtrain.config.schema import Config
@@ -35,7 +36,7 @@ def load_config(arguments: argparse.Namespace) -> Config:
     """Loads the configuration that the words name."""
     if arguments.config is None:
         raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
-    if "=" in arguments.config:
+    if "=" in arguments.config and not Path(arguments.config).exists():
         raise ConfigError(f"the first word must be a configuration file, not {arguments.config!r}; see --help")
     return load(arguments.config, arguments.overrides)
 

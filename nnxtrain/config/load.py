@@ -1,8 +1,9 @@
 """YAML and `key=val` words → the frozen `Config`. All problems are reported at once."""
 
-import dataclasses
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from nnxtrain.config.key import problem_of, show
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.config.schema import Config, Leaf, leaves, sections
-from nnxtrain.config.words import Word, words_of_command_line, words_of_file
+from nnxtrain.config.words import NULLS, Word, words_of_command_line, words_of_file
 from nnxtrain.errors import ConfigError
 
 LEAVES = leaves()
 SECTIONS = sections()
+SHORT_NAMES = {"lr": "optimizer.learning_rate", "wd": "optimizer.weight_decay", "batch_size": "batch.global_size"}
 PLACES = ("run_name", "output_dir", "checkpoint.resume")  # say where a run is, not what it is
 
 
@@ -49,17 +51,30 @@ def load(
         places[word.path] = word.place
     merged = _merge(given)
     problems += [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_alone(merged)]
-    if not problems:
-        config = _build(merged, run_name=path.stem)
-        problems = [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_together(config)]
     if problems:
         raise ConfigError(_report(problems))
-    return config
+    config = _build(merged, run_name=path.stem)
+    together = [f"{_place(key, what, places) or path}: {key}: {what}" for key, what in _problems_together(config)]
+    if together:
+        raise ConfigError(_report(together))
+    return replace(config, model=config.model.derived())
 
 
 def to_yaml(config: Config) -> str:
     """Returns YAML that `load` reads back into the same configuration."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, default_flow_style=None, width=120)
+    values = _plain(asdict(config))
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would be read back as null."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text.lower() in NULLS else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def as_mapping(config: Config) -> dict[str, Any]:
@@ -112,15 +127,17 @@ def _nearest(path: str) -> str:
     if path in MAXTEXT_KEYS:
         return f" (a name of MaxText); here it is {MAXTEXT_KEYS[path]}"
     path = path.replace("-", "_").lower()
-    if path in LEAVES:
-        return f"; did you mean {path}?"
     leaf = path.rpartition(".")[2]
-    same = [known for known in LEAVES if known.rpartition(".")[2] == leaf]
-    near = same or difflib.get_close_matches(path, LEAVES, n=1, cutoff=0.75)
+    if path in LEAVES:
+        near = [path]
+    elif leaf in SHORT_NAMES:
+        near = [SHORT_NAMES[leaf]]
+    else:
+        near = [known for known in LEAVES if known.rpartition(".")[2] == leaf]
+        near = near or difflib.get_close_matches(path, LEAVES, n=1, cutoff=0.75)
     if not near:
         by_leaf = {known.rpartition(".")[2]: known for known in reversed(LEAVES)}
-        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.75)]
-    near = near or difflib.get_close_matches(path, LEAVES, n=1)
+        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)]
     return f"; did you mean {' or '.join(near[:3])}?" if near else "; --list-keys shows all keys"
 
 
@@ -150,7 +167,6 @@ def _problems_alone(merged: ConfigDict) -> Iterable[tuple[str, str]]:
 
 def _build(merged: ConfigDict, *, run_name: str) -> Config:
     parts = {name: kind(**merged[name].to_dict()) for name, kind in SECTIONS.items()}
-    parts["model"] = parts["model"].derived()
     top = {path: merged[path] for path in LEAVES if "." not in path}
     if top["run_name"] is None:
         top["run_name"] = run_name
@@ -158,14 +174,19 @@ def _build(merged: ConfigDict, *, run_name: str) -> Config:
 
 
 def _problems_together(config: Config) -> Iterable[tuple[str, str]]:
-    """Yields what keys forbid each other: inside each section first, then across them."""
-    found = [
-        problem
-        for name in SECTIONS
-        if hasattr(section := getattr(config, name), "problems")
-        for problem in section.problems()
-    ]
-    return found or config.problems()
+    """Yields what keys forbid each other, inside each section and across them."""
+    for name in SECTIONS:
+        section = getattr(config, name)
+        if hasattr(section, "problems"):
+            yield from section.problems()
+    yield from config.problems()
+
+
+def _place(key: str, what: str, places: Mapping[str, str]) -> str | None:
+    """Returns where `key` was written, or else a key that the problem speaks of; None where neither was."""
+    if key in places:
+        return places[key]
+    return next((place for path, place in places.items() if re.search(rf"\b{re.escape(path)}\b", what)), None)
 
 
 def _report(problems: list[str]) -> str:

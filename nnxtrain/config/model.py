@@ -62,21 +62,17 @@ class ModelConfig:
         return self.vocab + -self.vocab % MULTIPLE_OF_VOCAB
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`."""
-        if self.heads % self.kv_heads:
-            fits = max(n for n in range(1, self.kv_heads + 1) if self.heads % n == 0)
-            yield (
-                "model.kv_heads",
-                f"{self.kv_heads} must divide model.heads={self.heads}; the next that fits is {fits}",
-            )
-        if self.head_dim * self.heads != self.embed and self.head_dim == self.embed // self.heads:
-            fits = self.embed - self.embed % self.heads or self.heads
-            rule = f"{self.embed} must be a multiple of model.heads={self.heads}, or model.head_dim given"
-            yield "model.embed", f"{rule}; the next that fits is {fits}"
-        elif self.head_dim % 2:
-            yield (
-                "model.head_dim",
-                f"{self.head_dim} must be even, since positions rotate pairs; try {self.head_dim + 1}",
-            )
+        """Yields `(key, what is wrong and what would be right)`; sizes of 0 are not derived yet."""
+        kv_heads = self.kv_heads or self.heads
+        if self.heads % kv_heads:
+            fits = max(n for n in range(1, kv_heads + 1) if self.heads % n == 0)
+            yield "model.kv_heads", f"{kv_heads} must divide model.heads={self.heads}; the next that fits is {fits}"
+        pairs = 2 * self.heads  # positions rotate pairs
+        if not self.head_dim and self.embed % pairs:
+            rule = f"{self.embed} must be a multiple of twice model.heads={self.heads}, unless model.head_dim is given"
+            yield "model.embed", f"{rule}; the next that fits is {self.embed - self.embed % pairs or pairs}"
+        if self.head_dim % 2:
+            rule = f"{self.head_dim} must be even, since positions rotate pairs"
+            yield "model.head_dim", f"{rule}; the next that fits is {self.head_dim + 1}"
         if self.rope_scaling == "llama3" and self.rope_low >= self.rope_high:
             yield "model.rope_low", f"{self.rope_low} must be below model.rope_high={self.rope_high}"

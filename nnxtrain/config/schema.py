@@ -54,10 +54,11 @@ class Config:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields `(key, what is wrong and what would be right)` for checks that need two sections."""
-        if self.run_name is not None and (self.run_name in ("", ".", "..") or set("/\\\0") & set(self.run_name)):
-            yield "run_name", f"{self.run_name!r} must be the name of one folder, without slashes"
-        if not self.output_dir:
-            yield "output_dir", "'' must name a folder"
+        name = self.run_name
+        if name is not None and (name in ("", ".", "..") or set("/\\\0") & set(name) or len(name.encode()) > 255):
+            yield "run_name", f"{name[:60]!r} must be the name of one folder: at most 255 bytes, without slashes"
+        if not self.output_dir or "\0" in self.output_dir:
+            yield "output_dir", f"{self.output_dir!r} must name a folder"
         size = TOKENIZER_SIZES[self.data.tokenizer]
         if self.data.source != "synthetic" and self.model.vocab < size:
             rule = f"{self.model.vocab} is smaller than the {size} entries of data.tokenizer={self.data.tokenizer}"
@@ -69,6 +70,21 @@ class Config:
                 "loss.chunks",
                 f"{chunks} must divide batch.sequence={self.batch.sequence}; the next that fits is {fits}",
             )
+
+        if self.mesh.data > 0:
+            yield from self.row_problems(self.mesh.data)
+
+    def row_problems(self, devices: int) -> Iterator[tuple[str, str]]:
+        """Yields what is wrong with sharing batches between so many devices, and what would be right."""
+        for name, rows, microbatches in (
+            ("batch.global_size", self.batch.microbatch, self.batch.accum_steps),
+            ("eval.global_size", self.eval_rows, 1),
+        ):
+            if rows % devices and not self.batch.global_size % self.batch.accum_steps:
+                fits = (rows + -rows % devices) * microbatches
+                pieces = f" in {microbatches} microbatches" if microbatches > 1 else ""
+                rule = f"{rows * microbatches} rows{pieces} cannot be cut over {devices} devices (mesh.data)"
+                yield name, f"{rule}; the next that fits is {fits}"
 
     @property
     def loss_chunks(self) -> int:

@@ -51,13 +51,19 @@ def words_of_file(path: Path) -> tuple[list[Word], list[str]]:
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.SafeLoader)
+        return _words_of(root, path)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}{_mark(error)}") from error
-    if root is None:
+
+
+def _words_of(root: yaml.Node | None, path: Path) -> tuple[list[Word], list[str]]:
+    if root is None or (isinstance(root, yaml.ScalarNode) and not root.value):
         return [], []
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}:{root.start_mark.line + 1}: expected `key: value` lines at the top of the file")
@@ -79,18 +85,18 @@ class _Reader:
         self.file = file
         self.words: list[Word] = []
         self.problems: list[str] = []
+        self.seen: dict[str, int] = {}
 
     def mapping(self, node: yaml.MappingNode, prefix: str) -> None:
-        seen: dict[str, int] = {}
         for name_node, value in node.value:
             line = name_node.start_mark.line + 1
             name = prefix + str(name_node.value)
             if not isinstance(name_node, yaml.ScalarNode):
                 self.problems.append(f"{self.file}:{line}: a key must be a plain name")
-            elif name in seen:
-                self.problems.append(f"{self.file}:{line}: {name}: already given in line {seen[name]}")
+            elif name in self.seen:
+                self.problems.append(f"{self.file}:{line}: {name}: already given in line {self.seen[name]}")
             else:
-                seen[name] = line
+                self.seen[name] = line
                 self.value(name, value, f"{self.file}:{line}")
 
     def value(self, name: str, node: yaml.Node, place: str) -> None:

@@ -38,8 +38,9 @@ class Corpus(NamedTuple):
 
     def __str__(self) -> str:
         documents = len(self.starts) - 1
-        left_out = f", {self.empty_documents} empty ones left out" if self.empty_documents else ""
-        return f"{len(self.tokens):,} tokens, documents: {documents:,}{left_out} (sha256 {self.sha256[:12]})"
+        left_out = f", {self.empty_documents} empty left out" if self.empty_documents else ""
+        count = f"{documents:,} document{'s' if documents > 1 else ''}"
+        return f"{len(self.tokens):,} tokens in {count}{left_out} (sha256 {self.sha256[:12]})"
 
 
 def cached_corpus(

@@ -85,7 +85,7 @@ def _text_of(line: str, place: str, text_field: str) -> str:
         return ""
     if not isinstance(text, str):
         raise DataError(f"{place}: field {text_field!r} holds {type(text).__name__}, not text")
-    return text
+    return text.encode("utf-8", errors="replace").decode()  # JSON can spell half a surrogate pair; UTF-8 cannot
 
 
 def _decode(raw: bytes, file: Path, offset: int, *, invalid_utf8: str) -> str:

@@ -75,6 +75,11 @@ class TrainBatches:
             read = read.seed(order.seed).shuffle()
         self._rows = read.repeat(order.epochs)
 
+    @property
+    def global_size(self) -> int:
+        """Rows of a batch."""
+        return self._cut.global_size
+
     def start(
         self, position: Position, *, put: Callable[[Batch], Any], prefetch: int
     ) -> Generator[tuple[Any, Position], None, None]:
@@ -85,7 +90,7 @@ class TrainBatches:
             put: brings a batch of numpy arrays to the devices, in a background thread.
             prefetch: batches that are ready ahead of the step.
         """
-        size = self._cut.global_size
+        size = self.global_size
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
         for first, end in self._ranges(position):
             batches = self._rows[first:end].batch(size, batch_fn=lambda group: stack_rows(group, self._cut))

@@ -51,19 +51,26 @@ def synthetic(config: DataConfig, spec: RowSpec) -> Dataset:
 
 def text(config: DataConfig, spec: RowSpec) -> Dataset:
     """Reads files of text; held-out sets are those of `data.validation_path`."""
-    corpus = _tokenised(find_files(config.path, key="data.path"), config, spec.tokenizer)
-    named: dict[str, list[str]] = {}
+    named = text_files(config)
+    corpora = {name: _tokenised(files, config, spec.tokenizer) for name, files in named.items()}
+    train = corpora.pop("")
+    held_out: dict[str, Rows] = {name: PackedRows(corpus, spec.sequence) for name, corpus in corpora.items()}
+    return Dataset(PackedRows(train, spec.sequence), held_out, str(train))
+
+
+def text_files(config: DataConfig) -> dict[str, list[Path]]:
+    """Returns the files of `data.path` under the empty name, and those of each held-out set under its own.
+
+    Raises:
+        ConfigError: a pattern names no file that holds anything.
+    """
+    patterns: dict[str, list[str]] = {}
     for entry in config.validation_path:
         name, equals, pattern = entry.partition("=")
         has_name = bool(equals) and re.fullmatch(r"[\w.-]+", name) is not None
-        named.setdefault(name if has_name else "validation", []).append(pattern if has_name else entry)
-    held_out: dict[str, Rows] = {
-        name: PackedRows(
-            _tokenised(find_files(patterns, key="data.validation_path"), config, spec.tokenizer), spec.sequence
-        )
-        for name, patterns in named.items()
-    }
-    return Dataset(PackedRows(corpus, spec.sequence), held_out, str(corpus))
+        patterns.setdefault(name if has_name else "validation", []).append(pattern if has_name else entry)
+    held_out = {name: find_files(words, key="data.validation_path") for name, words in patterns.items()}
+    return {"": find_files(config.path, key="data.path")} | held_out
 
 
 def stdlib(config: DataConfig, spec: RowSpec) -> Dataset:

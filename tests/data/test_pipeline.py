@@ -9,7 +9,7 @@ import pytest
 
 from nnxtrain.data.corpus import Corpus
 from nnxtrain.data.packing import PackedRows
-from nnxtrain.data.pipeline import Cut, Order, TrainBatches, eval_batches, stack_rows
+from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches, stack_rows
 from nnxtrain.errors import DataError
 from tests.support import assert_trees_equal
 
@@ -49,9 +49,9 @@ def batches_of(rows, *, cut=(1, 4), seed=0, shuffle=True, epochs: int | None = 1
 
 def read(batches: TrainBatches, first: int = 0, count: int | None = None) -> list:
     """Returns up to `count` batches as numpy arrays, from number `first` on."""
-    stream = batches.start(first, put=lambda batch: batch, prefetch=2)
+    stream = batches.start(Position(first * batches.global_size), put=lambda batch: batch, prefetch=2)
     try:
-        return list(itertools.islice(stream, count))
+        return [batch for batch, _ in itertools.islice(stream, count)]
     finally:
         stream.close()
 
@@ -102,7 +102,7 @@ def test_another_seed_is_another_order_of_the_same_rows():
 def test_starting_at_a_batch_gives_what_reading_from_the_first_gives(first):
     """A resumed run must see what an unbroken one would, also in a later epoch and across its border."""
     batches = batches_of(NumberedRows(37), cut=(2, 2), epochs=3)
-    assert batches.length == 28
+    assert batches.count(START) == 28
     assert_trees_equal(read(batches, first), read(batches)[first:])
 
 
@@ -140,7 +140,7 @@ def test_the_number_of_batches_is_the_documented_formula(corpus, epochs, drop_re
 
     if epochs is None:
         got = read(make(), count=100)
-        assert make().length is None
+        assert make().count(START) is None
         assert len(got) == 100
     elif drop_remainder and count * epochs < 4:
         with pytest.raises(DataError) as caught:
@@ -150,7 +150,7 @@ def test_the_number_of_batches_is_the_documented_formula(corpus, epochs, drop_re
         return
     else:
         got = read(make())
-        assert len(got) == make().length == (count * epochs // 4 if drop_remainder else -(-count * epochs // 4))
+        assert len(got) == make().count(START) == (count * epochs // 4 if drop_remainder else -(-count * epochs // 4))
     assert all(batch["mask"].any() for batch in got)
     assert {batch["inputs"].shape[:2] for batch in got} == {(1, 4)}
     empty = sum((batch["segment_ids"].max(-1) == 0).sum() for batch in got)
@@ -171,10 +171,11 @@ def test_the_last_batch_is_filled_up_with_empty_rows():
 def test_epochs_count_passes_over_the_corpus():
     """The metric is read as a share of the data; the empty rows of the last batch are no data."""
     batches = batches_of(NumberedRows(10), epochs=3)
-    assert batches.epochs_after(0) == 0
-    assert batches.epochs_after(5) == 2
-    assert batches.length == 8
-    assert batches.epochs_after(8) == 3
+    positions = [position for _, position in batches.start(START, put=lambda batch: batch, prefetch=2)]
+    assert batches.epochs(START) == 0
+    assert batches.epochs(positions[4]) == 2
+    assert batches.count(START) == 8
+    assert batches.epochs(positions[-1]) == 3
 
 
 def test_rows_are_numbered_across_microbatches():
@@ -199,19 +200,19 @@ def test_an_id_out_of_the_vocabulary_is_an_error_and_no_clamp(token, name):
             row = super().__getitem__(index)
             return row | {name: np.where(np.arange(4) == 3, token, row[name]) if index == 9 else row[name]}
 
-    stream = batches_of(OneSided(16), shuffle=False).start(0, put=lambda batch: batch, prefetch=2)
-    assert numbers([next(stream), next(stream)]) == list(range(8))
+    stream = batches_of(OneSided(16), shuffle=False).start(START, put=lambda batch: batch, prefetch=2)
+    assert numbers([next(stream)[0], next(stream)[0]]) == list(range(8))
     with pytest.raises(DataError) as caught:
         next(stream)
     assert f"id {token};" in str(caught.value)
-    assert f"model.vocab={VOCAB}" in str(caught.value)
+    assert f"0 to {VOCAB - 1}" in str(caught.value)
     assert "row 9" in str(caught.value)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_an_id_out_of_the_vocabulary_is_an_error_in_a_held_out_set(token):
     """Evaluation reads its rows by another way (B35)."""
-    with pytest.raises(DataError, match=f"id {token};.*model.vocab={VOCAB}"):
+    with pytest.raises(DataError, match=f"id {token};.*0 to {VOCAB - 1}"):
         list(eval_batches(NumberedRows(10, bad={7: token}), 4, vocab=VOCAB, limit=None))
 
 
@@ -229,7 +230,7 @@ def test_batches_are_put_ahead_of_the_step_in_another_thread(prefetch):
         threads.append(threading.current_thread())
         return batch
 
-    stream = batches_of(NumberedRows(400)).start(0, put=put, prefetch=prefetch)
+    stream = batches_of(NumberedRows(400)).start(START, put=put, prefetch=prefetch)
     next(stream)
     deadline = time.monotonic() + 20
     while len(threads) < 1 + prefetch and time.monotonic() < deadline:
@@ -243,7 +244,7 @@ def test_batches_are_put_ahead_of_the_step_in_another_thread(prefetch):
 def test_closing_ends_the_threads():
     """A thread that reads on after the run keeps the process alive, or its files open."""
     before = set(threading.enumerate())
-    stream = batches_of(NumberedRows(400), epochs=None).start(0, put=lambda batch: batch, prefetch=2)
+    stream = batches_of(NumberedRows(400), epochs=None).start(START, put=lambda batch: batch, prefetch=2)
     next(stream)
     stream.close()
     deadline = time.monotonic() + 20

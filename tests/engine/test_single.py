@@ -10,7 +10,14 @@ from tests.support import assert_trees_equal, random_batch, tiny_program, weight
 @pytest.fixture(scope="module")
 def engine():
     """Returns an engine of `tiny.yml`."""
-    return tiny_program().make_engine()
+    return started(tiny_program())
+
+
+def started(program):
+    """Returns an engine of `program` with its initial state."""
+    engine = program.make_engine()
+    engine.initialise()
+    return engine
 
 
 def put(batch):
@@ -21,7 +28,7 @@ def put(batch):
 def test_steps_equal_the_plain_function():
     """Taking the state apart and donating it must change no number."""
     program = tiny_program()
-    engine = program.make_engine()
+    engine = started(program)
     step, state = jax.jit(program.train_step), jax.jit(program.make_state)()
     for seed in range(3):
         batch = put(random_batch(seed=seed))
@@ -33,7 +40,7 @@ def test_steps_equal_the_plain_function():
 
 def test_the_state_is_donated():
     """A step that copies its state needs twice the memory."""
-    engine = tiny_program().make_engine()
+    engine = started(tiny_program())
     before = jax.tree.leaves(engine.state())
     engine.step(put(random_batch()))
     assert all(leaf.is_deleted() for leaf in before)
@@ -64,7 +71,7 @@ def test_eight_devices_give_the_loss_of_one():
     losses = []
     for devices in (1, 2, 8):
         program = tiny_program("optimizer.name=sgd", devices=devices)
-        engine = program.make_engine()
+        engine = started(program)
         spec = program.batch_spec()
         batch = {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in random_batch().items()}
         metrics = jax.device_get(engine.step(batch))
