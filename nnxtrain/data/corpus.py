@@ -142,9 +142,8 @@ def _open(folder: Path, files: list[Path]) -> Corpus:
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(f"the tokenised corpus in {folder} is damaged ({error}); delete that folder") from error
     if not count:
-        raise DataError(
-            f"no text in {files[0]} and {len(files) - 1} more files: every document is empty; see data.path"
-        )
+        empty = f"{meta['empty_documents']} empty documents"
+        raise DataError(f"no text: {files[0]} and {len(files) - 1} more files hold {empty}")
     return corpus
 
 

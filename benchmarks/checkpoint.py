@@ -1,0 +1,73 @@
+"""`python benchmarks/checkpoint.py [rounds=20] [report=FILE] [key=val ...]`: how long a save holds the loop.
+
+Takes steps and saves in turn with a state of about 100 MB, in the background; prints the seconds from the call of a
+save to its return, the seconds of the whole write, and those of a step, each as median, p10 and p90.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from flax import nnx  # noqa: E402
+
+from nnxtrain.build import make_program, open_data  # noqa: E402
+from nnxtrain.checkpoint.store import CheckpointStore  # noqa: E402
+from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.load import load  # noqa: E402
+from nnxtrain.data.pipeline import START  # noqa: E402
+from nnxtrain.describe import checkpoint_meta  # noqa: E402
+from tools.words import split_words  # noqa: E402
+
+SIZES = ("model.embed=384", "model.heads=6", "model.kv_heads=6", "model.layers=5", "model.vocab=1024")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="benchmarks/checkpoint.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("words", nargs="*", metavar="key=val", help="rounds=N, report=FILE, keys of the configuration")
+    own, rest = split_words(parse(argv, parser).words, {"rounds": 20, "report": ""})
+    config = load(ROOT / "configs" / "tiny.yml", [*SIZES, *rest])
+    program = make_program(config, devices=jax.devices()[:1])
+    data, engine = open_data(program), program.make_engine()
+    engine.initialise()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(engine.state())))
+    times: dict[str, list[float]] = {"step_s": [], "held_s": [], "written_s": []}
+    with tempfile.TemporaryDirectory() as folder, closing(CheckpointStore(Path(folder), config.checkpoint)) as store:
+        batches = data.train.start(START, put=data.put_train, prefetch=2)
+        for number in range(own["rounds"] + 1):
+            began = time.perf_counter()
+            jax.block_until_ready(engine.step(next(batches)[0]))
+            stepped = time.perf_counter()
+            store.save(number + 1, engine.state(), data={}, meta=checkpoint_meta(program), loss=None)
+            returned = time.perf_counter()
+            store.wait()
+            if number:  # the first save makes orbax's threads
+                for name, seconds in zip(
+                    times, (stepped - began, returned - stepped, time.perf_counter() - stepped), strict=True
+                ):
+                    times[name].append(seconds)
+        batches.close()
+    report = {"state_bytes": size, "rounds": own["rounds"]} | {name: spread(values) for name, values in times.items()}
+    print(json.dumps(report, indent=2))
+    if own["report"]:
+        Path(own["report"]).write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Returns median, p10 and p90."""
+    return {name: float(np.percentile(values, share)) for name, share in (("median", 50), ("p10", 10), ("p90", 90))}
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,107 @@
+"""Scanned and unrolled layers hold the same numbers, and two trees that differ say where."""
+
+import numpy as np
+import pytest
+
+from nnxtrain.checkpoint.layout import (
+    Leaf,
+    cut_leaf,
+    differences,
+    in_layout_of,
+    is_scanned,
+    join_leaves,
+    leaf_of,
+    scanned,
+    unrolled,
+)
+
+TYPES = (np.float32, np.int32, np.float16, np.uint8)
+
+
+def random_tree(seed: int) -> dict[tuple[str, ...], np.ndarray]:
+    """Returns a scanned tree of random depth, names, shapes and types; moments hold the stack deeper down."""
+    draw = np.random.default_rng(seed)
+    layers = int(draw.choice([1, 2, 3, 11, 12]))
+    tree = {("embedding", "table"): draw.standard_normal((5, 3)).astype(np.float32), ("step",): np.int32(7)[None]}
+    for place in ((), ("opt_state", "1", "mu"), ("opt_state", "1", "nu"))[: draw.integers(1, 4)]:
+        for name in ("kernel", "scale", "layers", "0")[: draw.integers(1, 5)]:
+            shape = (layers, *draw.integers(0, 4, draw.integers(0, 3)))
+            leaf = draw.integers(0, 100, shape).astype(draw.choice(TYPES))
+            tree[(*place, "stack", "layer", "attention", name)] = leaf
+    return tree
+
+
+def take(leaf: np.ndarray, index: int) -> np.ndarray:
+    return leaf[index]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_there_and_back_is_bitwise(seed):
+    """Layers sorted as text (0, 1, 10, 11, 2) would come back in another order; a cast would lose bits (B14)."""
+    tree = random_tree(seed)
+    apart = unrolled(tree, take)
+    assert is_scanned(tree)
+    assert not is_scanned(apart)
+    back = scanned(apart, np.stack)
+    assert back.keys() == tree.keys()
+    for path, leaf in tree.items():
+        assert back[path].dtype == leaf.dtype
+        assert back[path].shape == leaf.shape
+        assert back[path].tobytes() == leaf.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shapes_convert_as_arrays_do(seed):
+    """The comparison before a load works on shapes alone; another answer there would refuse what fits."""
+    tree = random_tree(seed)
+    leaves = {path: leaf_of(leaf) for path, leaf in tree.items()}
+    apart = {path: leaf_of(leaf) for path, leaf in unrolled(tree, take).items()}
+    assert unrolled(leaves, cut_leaf) == apart
+    assert scanned(apart, join_leaves) == leaves
+
+
+def test_layers_come_apart_by_their_number():
+    """Layer 10 of the stack is `layers/10`, not the third in the order of text."""
+    leaf = np.arange(12)[:, None] * np.ones((1, 2))
+    apart = unrolled({("stack", "layer", "w"): leaf}, take)
+    assert len(apart) == 12
+    for index in range(12):
+        np.testing.assert_array_equal(apart["stack", "layers", str(index), "w"], [index, index])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tree_that_has_the_layout_already_is_left_alone(seed):
+    """A second conversion would stack the stack."""
+    tree = random_tree(seed)
+    apart = unrolled(tree, take)
+    assert in_layout_of(tree, tree, take=take, join=np.stack) is tree
+    assert in_layout_of(apart, apart, take=take, join=np.stack) is apart
+    assert in_layout_of(apart, tree, take=take, join=np.stack).keys() == apart.keys()
+    assert in_layout_of(tree, apart, take=take, join=np.stack).keys() == tree.keys()
+
+
+def test_a_tree_without_a_stack_is_left_alone():
+    """The guard's counters have no layers in either layout."""
+    plain = {("guard", "skipped"): np.int32(1)[None]}
+    assert in_layout_of(plain, plain, take=take, join=np.stack) is plain
+
+
+def test_every_difference_is_a_line_with_path_and_both_shapes():
+    """`trees differ` alone sends people through a wall of text (B14)."""
+    saved = {("a", "w"): Leaf((4, 2), "float32"), ("old",): Leaf((), "int32"), ("same",): Leaf((1,), "int32")}
+    wanted = {("a", "w"): Leaf((4, 3), "float32"), ("new",): Leaf((5,), "bfloat16"), ("same",): Leaf((1,), "int32")}
+    lines = differences(saved, wanted)
+    assert len(lines) == 3
+    for path, words in {
+        "new": ("missing", "bfloat16[5]"),
+        "old": ("only in the checkpoint", "int32[]"),
+        "a/w": ("float32[4, 2]", "float32[4, 3]"),
+    }.items():
+        (line,) = [line for line in lines if line.startswith(f"{path}:")]
+        assert all(word in line for word in words)
+
+
+def test_another_type_is_a_difference():
+    """A silent cast from float32 to bfloat16 loses two thirds of the bits."""
+    assert differences({("w",): Leaf((2,), "float32")}, {("w",): Leaf((2,), "bfloat16")})
+    assert not differences({("w",): Leaf((2,), "float32")}, {("w",): Leaf((2,), "float32")})
