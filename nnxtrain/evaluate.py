@@ -52,8 +52,8 @@ def evaluate_run(config: Config, folder: Path) -> int:
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.execute import use_compilation_cache
 
-    use_compilation_cache(config)
     program = make_program(config)
+    use_compilation_cache(config)
     data = open_data(program)
     if not data.dataset.held_out:
         raise ConfigError("there is no held-out set; data.validation_path names one")

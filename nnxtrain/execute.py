@@ -51,8 +51,9 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
     package.addHandler(console)
     package.setLevel(logging.INFO)
     try:
+        program = make_program(config)
         use_compilation_cache(config)
-        data = open_data(make_program(config))
+        data = open_data(program)
         with locked(folder):
             return _Run(config, folder, console=console, data=data, began=began).guarded()
     except UserError:
@@ -65,10 +66,16 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
 
 
 def use_compilation_cache(config: Config) -> None:
-    """Lets jax keep compiled programs on disk where `debug.compilation_cache` says."""
-    if (place := config.debug.compilation_cache) is not None:
-        folder = default_cache_dir() / "xla" if place == "auto" else Path(place).expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    """Lets jax keep compiled programs on disk where `debug.compilation_cache` says.
+
+    Not for several CPU devices in one process: programs that come from the cache run their collectives in an order in
+    which the devices wait for each other for good (seen with jax 0.10.2).
+    """
+    place = config.debug.compilation_cache
+    if place is None or (jax.default_backend() == "cpu" and jax.device_count() > 1):
+        return
+    folder = default_cache_dir() / "xla" if place == "auto" else Path(place).expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 class _Run:

@@ -60,8 +60,8 @@ def write_text(folder: Path, config: Config) -> str:
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.execute import use_compilation_cache
 
-    use_compilation_cache(config)
     program = make_program(config, devices=jax.devices()[:1])
+    use_compilation_cache(config)
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         store.restore(store.read(store.newest()), state, sharding=program.state_sharding, items=("model",))
