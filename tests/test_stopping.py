@@ -93,7 +93,7 @@ def weights_of(folder) -> list[bytes]:
 def assert_goes_on_as_if_unbroken(words, place, tmp_path, *, more: int = 2) -> None:
     """Takes `more` steps after a stop, and as many as that in a run of its own: rows and state are bitwise equal."""
     done = max(whole_steps(place / "tiny"), default=0)
-    last = (f"steps={done + more}", "eval.every_steps=0")
+    last = (f"steps={done + more}", "eval.every_steps=0", "eval.max_batches=2")
     assert guarded(main, [*words, *last, f"output_dir={place}"]) == 0
     assert guarded(main, [*words, *last, f"output_dir={tmp_path}/unbroken"]) == 0
     got, want = rows_of(place / "tiny"), rows_of(tmp_path / "unbroken" / "tiny")
