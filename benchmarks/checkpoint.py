@@ -42,13 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine.initialise()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(engine.state())))
     times: dict[str, list[float]] = {"step_s": [], "held_s": [], "written_s": []}
-    with tempfile.TemporaryDirectory() as folder, closing(CheckpointStore(Path(folder), config.checkpoint)) as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(CheckpointStore(Path(folder), config.checkpoint, read_only=False)) as store,
+    ):
+        meta = checkpoint_meta(data)
         batches = data.train.start(START, put=data.put_train, prefetch=2)
         for number in range(own["rounds"] + 1):
             began = time.perf_counter()
             jax.block_until_ready(engine.step(next(batches)[0]))
             stepped = time.perf_counter()
-            store.save(number + 1, engine.state(), data={}, meta=checkpoint_meta(program), loss=None)
+            store.save(number + 1, engine.state(), data={}, meta=meta, loss=None)
             returned = time.perf_counter()
             store.wait()
             if number:  # the first save makes orbax's threads

@@ -3,7 +3,7 @@
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ from nnxtrain.steps.eval_step import make_eval_step
 from nnxtrain.steps.guard import make_judge
 from nnxtrain.steps.loss import make_loss_sum
 from nnxtrain.steps.train_step import make_train_step
-from nnxtrain.types import Batch, Bind, Dataset, RngsAt, Tokenizer, TrainStep
+from nnxtrain.types import PRNG, Batch, Bind, Dataset, RngsAt, Tokenizer, TrainStep
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,16 @@ def make_program(
     return Program(config, mesh, tokenizer, make_state, train_step)
 
 
+def on_one_device(config: Config) -> Config:
+    """Returns `config` for work that one device does, whatever the mesh of the run."""
+    return replace(config, mesh=replace(config.mesh, data=1))
+
+
 def rngs_from(seed: int) -> RngsAt:
     """Returns `(path, global layer index) -> nnx.Rngs`: initial weights depend on these and on `seed` alone."""
 
     def rngs_at(path: str, layer: jax.typing.ArrayLike) -> nnx.Rngs:
-        of_path = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+        of_path = jax.random.fold_in(jax.random.key(seed, impl=PRNG), zlib.crc32(path.encode()))
         return nnx.Rngs(params=jax.random.fold_in(of_path, layer))
 
     return rngs_at
@@ -170,6 +175,10 @@ def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Da
     spec = RowSpec(config.batch.sequence, program.tokenizer, config.seed)
     dataset = lookup(datasets, config.data.source, key="data.source")(config.data, spec)
     order = Order(config.seed, config.data.shuffle, config.data.epochs, config.data.drop_remainder)
+    best = config.checkpoint.keep_best
+    if best is not None and best not in dataset.held_out:
+        there = ", ".join(dataset.held_out) or "none"
+        raise ConfigError(f"checkpoint.keep_best={best} is no held-out set; there are: {there}")
     return Data(program, dataset, TrainBatches(dataset.train, program.cut, vocab=program.tokenizer.size, order=order))
 
 
@@ -214,7 +223,7 @@ def make_writer(config: Config, tokenizer: Tokenizer, bind: Bind) -> Callable[[]
     def write() -> str:
         begin = [tokenizer.bos] if tokenizer.bos >= 0 else []
         prompt = np.concatenate([begin, tokenizer.encode(words.prompt)]).astype(np.int32)
-        ids, length = sample(prompt, jax.random.key(words.seed))
+        ids, length = sample(prompt, jax.random.key(words.seed, impl=PRNG))
         return tokenizer.decode(np.asarray(ids)[: int(length)])
 
     return write

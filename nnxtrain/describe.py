@@ -48,9 +48,11 @@ def environment_of(program: Program) -> dict[str, Any]:
     return environment() | {"devices": names, "kind": devices[0].device_kind, "mesh": dict(program.mesh.shape)}
 
 
-def checkpoint_meta(program: Program) -> dict[str, Any]:
-    """Returns what every checkpoint says of its run: configuration, versions, tokenizer, mesh."""
+def checkpoint_meta(data: Data) -> dict[str, Any]:
+    """Returns what every checkpoint says of its run: configuration, versions, tokenizer, corpus, mesh."""
+    program = data.program
     return {
+        "corpus": data.dataset.description,
         "config": as_mapping(program.config),
         "versions": environment()["versions"],
         "tokenizer": program.tokenizer.fingerprint,

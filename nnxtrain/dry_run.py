@@ -1,13 +1,12 @@
 """`--dry-run`: what a run would be, by arithmetic alone; nothing is compiled, allocated or written."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
-from nnxtrain.build import make_program
+from nnxtrain.build import make_program, on_one_device
 from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
@@ -27,7 +26,7 @@ def dry_run(config: Config) -> int:
     except ConfigError as error:
         if config.mesh.data <= jax.device_count():
             raise
-        program = make_program(_on_one_device(config))
+        program = make_program(on_one_device(config))
         mesh = f"not possible on this machine: {error}"
     state = program.abstract_state()
     weights, count = _size(nnx.state(state.model, nnx.Param))
@@ -49,10 +48,6 @@ def dry_run(config: Config) -> int:
     ):
         print(f"{name:22}{text}")
     return 0
-
-
-def _on_one_device(config: Config) -> Config:
-    return replace(config, mesh=replace(config.mesh, data=1))
 
 
 def _size(tree: Any) -> tuple[int, int]:

@@ -51,6 +51,7 @@ def evaluate_run(config: Config, folder: Path) -> int:
     from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.execute import use_compilation_cache
+    from nnxtrain.run.directory import finite
 
     program = make_program(config)
     use_compilation_cache(config)
@@ -62,8 +63,8 @@ def evaluate_run(config: Config, folder: Path) -> int:
         step = store.newest()
         store.restore(store.read(step), state, sharding=program.state_sharding, items=("model",))
     for name, evaluate in make_evaluators(data, bind_to(state.model)).items():
-        result = evaluate(lambda: False)
-        print(json.dumps({"step": step, "name": name, **(result._asdict() if result else {})}))
+        if (result := evaluate(lambda: False)) is not None:
+            print(json.dumps(finite({"step": step, "name": name, **result._asdict()})))
     return 0
 
 

@@ -1,7 +1,6 @@
 """One run from start to end: directory, restored or fresh state, loop, evaluations, saves, report, summary."""
 
 import functools
-import json
 import logging
 import time
 import traceback
@@ -27,7 +26,7 @@ from nnxtrain.metrics import Recorder
 from nnxtrain.report import run_curves, write_report
 from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
-from nnxtrain.run.directory import locked, set_aside_rows, write_whole
+from nnxtrain.run.directory import locked, set_aside_rows, write_json, write_whole
 from nnxtrain.run.events import cut_events
 from nnxtrain.run.signals import STOPPED, StopSignals
 from nnxtrain.run.watchdog import Watchdog
@@ -72,10 +71,13 @@ def use_compilation_cache(config: Config) -> None:
     which the devices wait for each other for good (seen with jax 0.10.2).
     """
     place = config.debug.compilation_cache
+    if place == "auto" and jax.config.values["jax_compilation_cache_dir"]:
+        return  # the user's own choice
     if place is None or (jax.default_backend() == "cpu" and jax.device_count() > 1):
-        return
-    folder = default_cache_dir() / "xla" if place == "auto" else Path(place).expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+        folder = None
+    else:
+        folder = str(default_cache_dir() / "xla" if place == "auto" else Path(place).expanduser())
+    jax.config.update("jax_compilation_cache_dir", folder)
 
 
 class _Run:
@@ -90,11 +92,12 @@ class _Run:
         self.began = began
         self.compiles = CompileLog()
         self.signals = StopSignals(say=console.say, leave=self.leave)
-        timeout, abort = config.debug.hang_timeout_s, config.debug.hang_abort
-        self.watchdog = Watchdog(timeout, folder=folder, say=console.say, abort=abort)
+        hung = self.give_up if config.debug.hang_abort else None
+        self.watchdog = Watchdog(config.debug.hang_timeout_s, folder=folder, say=console.say, leave=hung)
         self.position = self.seen = Position()
         self.rollbacks = 0
         self.has_begun = False
+        self.figures: Callable[[], dict[str, Any]] = dict  # nothing to tell before the run is open
         self.summary: dict[str, Any] = {"status": "failed", "exit_code": 1, "step": 0, "reason": None}
 
     def guarded(self) -> int:
@@ -123,17 +126,28 @@ class _Run:
         self.summary |= {"status": "preempted", "exit_code": STOPPED}
         self.write_summary()
 
+    def give_up(self) -> None:
+        """Tells the summary that the watchdog ends the process now."""
+        self.summary |= {"reason": f"no step for {self.config.debug.hang_timeout_s} s (debug.hang_timeout_s)"}
+        self.write_summary()
+
     def write_summary(self) -> None:
         """Writes `summary.json`, if the run got so far that the directory is its own."""
         if self.has_begun:
+            self.summary |= self.figures()
             self.summary["peak_host_bytes"] = peak_host_bytes()
-            write_whole(self.folder / "summary.json", json.dumps(self.summary, indent=2) + "\n")
+            write_json(self.folder / "summary.json", self.summary)
+
+    def count(self) -> dict[str, Any]:
+        """Returns the figures of the steps so far."""
+        found = figures(self.recorder, step=self.summary["step"], device=self.program.mesh.devices.flat[0])
+        return found | {"recompiles": self.compiles.repeats(self.engine.programs)}
 
     def train(self) -> int:
         """Restores, compiles, trains, evaluates, saves; returns the exit code."""
         with ExitStack() as stack:
             done = self.open(stack)
-            if self.is_eval_due(done) and not self.recorder.has_evaluation(done):
+            if self.is_eval_due(done):
                 self.evaluate(done)
             while True:
                 try:
@@ -142,22 +156,35 @@ class _Run:
                 except NonFiniteError as error:
                     done = self.recover(error)
             self.console.stop()
-            if self.stops(done) and done < self.total:
-                self.save(done)
-                self.store.wait()
-                return STOPPED
+            if (self.stops(done) and done < self.total) or not self.evaluate(done):
+                return self.stop(done)
             self.finish(done)
             return 0
+
+    def stop(self, done: int) -> int:
+        """Saves because something asks to stop; returns the exit code.
+
+        Raises:
+            UserError: nothing could be saved.
+        """
+        saved = self.save(done)
+        self.store.wait()
+        if not saved:
+            raise UserError(f"stopped at step {done} by a signal, and that step is not saved; see checkpoint.enabled")
+        return STOPPED
 
     def open(self, stack: ExitStack) -> int:
         """Makes the parts and gives the engine its state; returns the steps that are behind."""
         config, program = self.config, self.program
-        self.store = stack.enter_context(closing(CheckpointStore(self.folder / "checkpoints", config.checkpoint)))
+        self.store = stack.enter_context(
+            closing(CheckpointStore(self.folder / "checkpoints", config.checkpoint, read_only=False))
+        )
         self.parameters = parameter_count(program)
         for line in first_lines(self.data, parameters=self.parameters):
             self.console.say(line)
         self.console.say(f"run      {self.folder}")
         state, done = self.restore()
+        self.summary |= {"step": done, "resumed_from": done if state is not None else None}
         self.total = self.data.steps(done, self.position)
         self.begin(done)
         self.engine = program.make_engine()
@@ -167,12 +194,12 @@ class _Run:
         self.evaluators = make_evaluators(self.data, self.bind_to_model)
         self.write_text = make_writer(config, program.tokenizer, self.bind_to_model)
         scale = make_scale(self.data, steps=self.total)
-        self.recorder = Recorder(self.folder, self.console, scale=scale, log=config.log)
-        stack.enter_context(closing(self.recorder))
+        self.recorder = stack.enter_context(closing(Recorder(self.folder, self.console, scale=scale, log=config.log)))
+        self.figures = self.count
         self.saver = Saver(
             self.store,
             config.checkpoint,
-            meta=checkpoint_meta(program),
+            meta=checkpoint_meta(self.data),
             is_finite=lambda: bool(self.is_finite()),
             say=self.console.say,
             last=self.summary["resumed_from"],
@@ -196,13 +223,14 @@ class _Run:
             say=self.console.say,
         )
         if found is None:
-            self.summary["resumed_from"] = None
             return None, 0
         saved, state = found
         self.position = Position(saved.data["row"], tuple((first, end) for first, end in saved.data["skipped"]))
-        self.summary |= {"step": saved.step, "resumed_from": saved.step}
         self.console.say(f"resumes  from step {saved.step}")
-        for line in differences(saved.meta["config"], as_mapping(self.config)):
+        changes = differences(saved.meta["config"], as_mapping(self.config))
+        if (was := saved.meta.get("corpus")) != (now := self.data.dataset.description):
+            changes.append(f"corpus: {was} → {now}; the position in rows stays")
+        for line in changes:
             self.console.say(f"         {line}")
         return state, saved.step
 
@@ -212,7 +240,7 @@ class _Run:
         (self.folder / "summary.json").unlink(missing_ok=True)
         self.console.open_log(self.folder / "train.log")
         write_whole(self.folder / "config.yml", to_yaml(self.config))
-        write_whole(self.folder / "env.json", json.dumps(environment_of(self.program), indent=2) + "\n")
+        write_json(self.folder / "env.json", environment_of(self.program))
         if dropped := set_aside_rows(self.folder, beyond=done):
             self.console.say(f"         {dropped} rows beyond step {done} are in metrics.dropped.jsonl")
         cut_events(self.folder / "tensorboard", beyond=done)
@@ -285,6 +313,7 @@ class _Run:
             why = f"{self.rollbacks} rollbacks before" if self.rollbacks else "no checkpoint to go back to"
             raise NonFiniteError(f"{error}; debug.on_nonfinite=rollback gives up: {why}") from error
         self.rollbacks += 1
+        self.engine.drop()
         first, end = self.position.row, self.seen.row
         skipped = self.position.without(first, end).skipped
         self.console.say(f"rollback {error}")
@@ -293,6 +322,7 @@ class _Run:
         self.position = self.position._replace(skipped=skipped)
         self.total = self.data.steps(done, self.position)
         self.load(state)
+        self.saver.last = done
         self.recorder.go_back(done)
         return done
 
@@ -313,22 +343,35 @@ class _Run:
         every = self.config.eval.every_steps
         return every > 0 and done > 0 and done % every == 0
 
-    def evaluate(self, step: int) -> None:
-        """Evaluates every held-out set, writes a sample and the report; gives way to a stop signal."""
-        for name, run in self.evaluators.items():
-            if (result := run(self.is_interrupted)) is None:
-                return
+    def evaluate(self, step: int) -> bool:
+        """Evaluates every held-out set that was not yet, writes a sample and the report.
+
+        Returns: whether that is done; False if it gave way to a stop signal.
+        """
+        sample = self.sample_of(step)
+        missing = [name for name in self.evaluators if name not in self.recorder.evaluated(step)]
+        if not missing and sample.exists():
+            return True
+        for name in missing:
+            if (result := self.evaluators[name](self.is_interrupted)) is None:
+                return False
             self.recorder.evaluation(step, name, result)
-        write_whole(self.folder / "samples" / f"step_{step:08}.txt", self.write_text() + "\n")
+        write_whole(sample, self.write_text() + "\n")
         self.watchdog.beat()
         self.report()
+        return True
 
-    def save(self, step: int) -> None:
-        """Saves the state of the moment, unless that was done."""
+    def sample_of(self, step: int) -> Path:
+        """Returns the file of the text written after `step` steps."""
+        return self.folder / "samples" / f"step_{step:08}.txt"
+
+    def save(self, step: int) -> bool:
+        """Saves the state of the moment, unless that was done; tells whether it is saved."""
         data = {"row": self.position.row, "skipped": self.position.skipped}
         loss = self.recorder.loss_of(self.config.checkpoint.keep_best, step)
-        self.saver.save(Moment(step, self.engine.state(), data, loss))
+        saved = self.saver.save(Moment(step, self.engine.state(), data, loss))
         self.watchdog.beat()
+        return saved
 
     def report(self) -> None:
         """Writes the report of what is known so far."""
@@ -336,15 +379,11 @@ class _Run:
         write_report(self.folder, curves=curves, summary=self.summary, config=to_yaml(self.config))
 
     def finish(self, done: int) -> None:
-        """Evaluates and saves the last step, completes the summary, shows a sample."""
-        if not self.recorder.has_evaluation(done):
-            self.evaluate(done)
+        """Saves the last step, writes the report, shows a sample."""
         if done:
             self.save(done)
         self.store.wait()
-        self.summary |= figures(self.recorder, step=done, device=self.program.mesh.devices.flat[0])
-        self.summary |= {"step": done, "recompiles": self.compiles.repeats(self.engine.programs)}
+        self.summary["step"] = done
+        self.write_summary()
         self.report()
-        sample = self.folder / "samples" / f"step_{done:08}.txt"
-        if sample.exists():
-            self.console.say(f"sample   --------\n{sample.read_text().rstrip()}\n         --------")
+        self.console.say(f"sample   --------\n{self.sample_of(done).read_text().rstrip()}\n         --------")

@@ -54,13 +54,11 @@ def write_text(folder: Path, config: Config) -> str:
     Raises:
         CheckpointError: the run has no weights yet, or they cannot be read.
     """
-    import jax
-
-    from nnxtrain.build import bind_to, make_program, make_writer
+    from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.execute import use_compilation_cache
 
-    program = make_program(config, devices=jax.devices()[:1])
+    program = make_program(on_one_device(config))
     use_compilation_cache(config)
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:

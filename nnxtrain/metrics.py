@@ -15,7 +15,7 @@ from nnxtrain.errors import NonFiniteError
 from nnxtrain.evaluation import Evaluation
 from nnxtrain.loop import StepRecord
 from nnxtrain.run.console import Console, duration
-from nnxtrain.run.directory import set_aside_rows
+from nnxtrain.run.directory import finite, set_aside_rows
 from nnxtrain.run.events import cut_events
 
 RECENT = 32  # steps that the time left is reckoned from
@@ -95,9 +95,9 @@ class Recorder:
         line = f"loss {result.loss:.4f}  perplexity {result.perplexity:.3f}{bits}"
         self._console.say(f"eval {name}: {line}  ({result.targets:,} targets)")
 
-    def has_evaluation(self, step: int) -> bool:
-        """Tells whether the model was evaluated after `step` steps."""
-        return any(row["step"] == step for row in self.evaluations)
+    def evaluated(self, step: int) -> set[str]:
+        """Returns the held-out sets that the model was evaluated on after `step` steps."""
+        return {row["name"] for row in self.evaluations if row["step"] == step}
 
     def loss_of(self, name: str | None, step: int) -> float | None:
         """Returns the loss of a held-out set after `step` steps, or None if it was not evaluated then."""
@@ -111,7 +111,10 @@ class Recorder:
         self._open()
 
     def _open(self) -> None:
-        rows = [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        rows: list[dict[str, Any]] = [
+            {name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines
+        ]
         self.rows = [row for row in rows if row["kind"] == "train"]
         self.evaluations = [row for row in rows if row["kind"] == "eval"]
         self._file = self._path.open("a")
@@ -123,7 +126,7 @@ class Recorder:
         self._board.close()
 
     def _write(self, row: dict[str, Any], *, to_board: bool) -> None:
-        self._file.write(json.dumps({name: _finite(value) for name, value in row.items()}) + "\n")
+        self._file.write(json.dumps(finite(row)) + "\n")
         self._file.flush()
         if to_board:
             group = f"eval_{row['name']}" if row["kind"] == "eval" else "train"
@@ -150,8 +153,3 @@ def _complaint(row: dict[str, Any]) -> str:
         kind = "one more update in a row would be left out (debug.nonfinite_limit)"
     cure = "the weights were left as they were; try a lower optimizer.learning_rate or optimizer.clip_norm"
     return f"step {row['step']}: {kind} ({what}); {cure}"
-
-
-def _finite(value: Any) -> Any:
-    """Returns `value`, or None for numbers that JSON cannot hold."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

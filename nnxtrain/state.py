@@ -31,15 +31,16 @@ class Guard(nnx.Module):
         self.skipped = Count(jnp.zeros((), jnp.int32))
         self.in_row = Count(jnp.zeros((), jnp.int32))
         self.accepted = Count(jnp.zeros((), jnp.int32))
-        self.loss_mean = Statistic(jnp.zeros(()))
-        self.loss_square = Statistic(jnp.zeros(()))
-        self.norm_mean = Statistic(jnp.zeros(()))
-        self.norm_square = Statistic(jnp.zeros(()))
+        self.loss_mean = Statistic(jnp.zeros((), jnp.float32))
+        self.loss_square = Statistic(jnp.zeros((), jnp.float32))
+        self.norm_mean = Statistic(jnp.zeros((), jnp.float32))
+        self.norm_square = Statistic(jnp.zeros((), jnp.float32))
 
     def release(self) -> None:
-        """Lets the run go on after a step that held it."""
-        self.bad_step[...] = jnp.full((), -1, jnp.int32)
-        self.in_row[...] = jnp.zeros((), jnp.int32)
+        """Lets the run go on after a step that held it, if one did; the count of what was left out begins anew."""
+        if self.bad_step[...] >= 0:
+            self.bad_step[...] = jnp.full((), -1, jnp.int32)
+            self.in_row[...] = jnp.zeros((), jnp.int32)
 
 
 class TrainStateNNX(nnx.Module):

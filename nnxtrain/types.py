@@ -14,6 +14,9 @@ from nnxtrain.state import TrainStateNNX
 # the index of a row in the global batch.
 Batch = Mapping[str, Any]
 
+# Draws must not depend on layout, also where another generator is the default of jax.
+PRNG = "threefry2x32"
+
 # Scalars of one step, on device until they are fetched.
 Metrics = dict[str, jax.Array]
 

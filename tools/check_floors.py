@@ -36,7 +36,7 @@ FLOORS = {
     "summary": Row(5, "figures of summary.json", 60),
     "report": Row(5, "curves and tables for people", 160),
     "run": Row(5, "run directory, console", 130),
-    "checkpoint": Row(5, "orbax, when to save, layouts", 160),
+    "checkpoint": Row(5, "orbax, when to save, layouts", 170),
     "compile": Row(5, "chip figures", 120),
     "engine": Row(4, "what runs one step", 150),
     "steps": Row(3, "pure functions of state and batch", 80),

@@ -43,21 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def convert(run: Path, output: Path, *, layout: str, step: int) -> int:
     """Writes the checkpoint of `step`, or the newest for -1, in another layout; returns its step."""
-    import jax
-
-    from nnxtrain.build import make_program
+    from nnxtrain.build import make_program, on_one_device
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.config.load import as_mapping
 
     place = [f"output_dir={output.resolve().parent}", f"run_name={output.name}"]
     config = load(run / "config.yml", [f"model.scan_layers={LAYOUTS[layout]}", *place])
-    program = make_program(config, devices=jax.devices()[:1])
+    program = make_program(on_one_device(config))
     state = program.abstract_state()
     with closing(CheckpointStore(run / "checkpoints", config.checkpoint)) as source:
         saved = source.read(source.newest() if step < 0 else step)
         source.restore(saved, state, sharding=program.state_sharding)
-    meta = {name: saved.meta[name] for name in ("versions", "tokenizer", "mesh")} | {"config": as_mapping(config)}
-    with closing(CheckpointStore(output / "checkpoints", config.checkpoint)) as target:
+    meta = {name: saved.meta[name] for name in ("versions", "tokenizer", "mesh", "corpus")} | {
+        "config": as_mapping(config)
+    }
+    with closing(CheckpointStore(output / "checkpoints", config.checkpoint, read_only=False)) as target:
         target.save(saved.step, state, data=saved.data, meta=meta, loss=None)
         target.wait()
     write_whole(output / "config.yml", to_yaml(config))

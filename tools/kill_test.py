@@ -125,15 +125,14 @@ def curve(run: Path) -> list[dict[str, Any]]:
 
 def weights(run: Path) -> dict[str, bytes]:
     """Returns the bytes of every array of a run's newest checkpoint."""
-    import jax
     import numpy as np
 
-    from nnxtrain.build import make_program
+    from nnxtrain.build import make_program, on_one_device
     from nnxtrain.checkpoint.store import ARRAYS, CheckpointStore
     from nnxtrain.checkpoint.tree import flat
 
     config = load(run / "config.yml")
-    program = make_program(config, devices=jax.devices()[:1])
+    program = make_program(on_one_device(config))
     state = program.abstract_state()
     store = CheckpointStore(run / "checkpoints", config.checkpoint)
     store.restore(store.read(store.newest()), state, sharding=program.state_sharding)

@@ -23,7 +23,11 @@ class Moment(NamedTuple):
 
 
 class Saver:
-    """Saves each step at most once, when it is due, and never a state that is not finite."""
+    """Saves each step at most once, when it is due, and never a state that is not finite.
+
+    Attributes:
+        last: step of the newest checkpoint that the run made or goes on from, or None.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Saver:
         self._meta = meta
         self._is_finite = is_finite
         self._say = say
-        self._last = last
+        self.last = last
         self._when = time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -59,20 +63,23 @@ class Saver:
         by_time = minutes is not None and time.monotonic() - self._when >= 60 * minutes
         return self._config.enabled and (by_time or (every > 0 and step % every == 0))
 
-    def save(self, moment: Moment) -> None:
-        """Saves a moment, unless it is saved already, not finite, or nothing is to be saved.
+    def save(self, moment: Moment) -> bool:
+        """Saves a moment, unless it is saved already, not finite, or nothing is to be saved; tells whether it is saved.
 
         Raises:
             CheckpointError: this save, or the one before it, failed.
         """
-        if not self._config.enabled or moment.step == self._last:
-            return
+        if moment.step == self.last:
+            return True
+        if not self._config.enabled:
+            return False
         if not self._is_finite():
             self._say(f"step {moment.step} is not saved: its weights or moments are not all finite")
-            return
+            return False
         self._store.save(moment.step, moment.state, data=moment.data, meta=self._meta, loss=moment.loss)
-        self._last = moment.step
+        self.last = moment.step
         self._when = time.monotonic()
+        return True
 
 
 def restore_run(

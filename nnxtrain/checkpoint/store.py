@@ -22,6 +22,7 @@ from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.errors import CheckpointError
 from nnxtrain.state import TrainStateNNX
 
+logger = logging.getLogger(__name__)
 FORMAT = 1
 ARRAYS = ("model", "optimizer", "guard")
 NOTES = ("data", "meta")
@@ -49,12 +50,14 @@ class Saved(NamedTuple):
 class CheckpointStore:
     """Checkpoints of one run, each whole or not there."""
 
-    def __init__(self, folder: Path, config: CheckpointConfig):
+    def __init__(self, folder: Path, config: CheckpointConfig, *, read_only: bool = True):
         """Opens a folder, which need not exist.
 
         Args:
-            folder: of all checkpoints; leftovers of saves that a crash cut short are removed with the next save.
+            folder: of all checkpoints.
             config: what is kept, and how it is written.
+            read_only: only the run that owns the folder may write; leftovers of saves that a crash cut short, which
+                could be the live save of another process, are removed when it is opened for writing.
         """
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells each phase, and tells errors twice
         self.folder = folder.resolve()
@@ -62,7 +65,8 @@ class CheckpointStore:
         self._handlers = dict.fromkeys(ARRAYS, handler) | dict.fromkeys(NOTES, ocp.JsonCheckpointHandler())
         self._options = ocp.CheckpointManagerOptions(
             create=False,
-            cleanup_tmp_directories=True,
+            read_only=read_only,
+            cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=config.background,
             preservation_policy=_preservation(config),
         )
@@ -136,7 +140,8 @@ class CheckpointStore:
                 step, args=ocp.args.Composite(**{name: ocp.args.JsonRestore() for name in NOTES})
             )
             saved = Saved(step, found["data"], found["meta"])
-            saved.meta["index"]
+            if missing := {"format", "index", "config", "tokenizer"} - set(saved.meta):
+                raise ValueError(f"its meta lacks {', '.join(sorted(missing))}")
         if saved.meta["format"] != FORMAT:
             raise CheckpointError(
                 f"{self.folder}/{step} is of format {saved.meta['format']}; this version reads {FORMAT}"
@@ -169,14 +174,16 @@ class CheckpointStore:
         """
         self._saving = saved.step
         for name in items:
-            target = {path: leaf_of(leaf) for path, leaf in flat(state, name).items() if wants("/".join(path))}
-            index = saved.leaves(name)
-            there = in_layout_of(target, index, take=cut_leaf, join=join_leaves)
+            whole = {path: leaf_of(leaf) for path, leaf in flat(state, name).items()}
+            target = {path: leaf for path, leaf in whole.items() if wants("/".join(path))}
+            leaves = saved.leaves(name)
+            there = in_layout_of(whole, leaves, take=cut_leaf, join=join_leaves)
             self._compare({path: leaf for path, leaf in there.items() if wants("/".join(path))}, target, name)
-            abstract = {path: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for path, leaf in index.items()}
+            abstract = {path: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for path, leaf in leaves.items()}
             with self._told("cannot be read"):
                 tree = self._read_arrays(name, nested(abstract))
-            put(state, name, in_layout_of(target, tree, take=lambda leaf, at: leaf[at], join=jnp.stack))
+            arrays = in_layout_of(whole, tree, take=lambda leaf, at: leaf[at], join=jnp.stack)
+            put(state, name, {path: leaf for path, leaf in arrays.items() if path in target})
 
     def set_aside(self, beyond: int) -> list[int]:
         """Moves checkpoints of later steps than `beyond` to `checkpoints.dropped/`; returns their steps."""
@@ -199,8 +206,11 @@ class CheckpointStore:
         return self._manager.reached_preemption(step)
 
     def close(self) -> None:
-        """Ends orbax's threads."""
-        self._manager.close()
+        """Ends orbax's threads; a save that fails here was waited for before, by whoever wanted to know."""
+        try:
+            self._manager.close()
+        except Exception as error:  # as in `_told`
+            logger.warning("closing %s: %s", self.folder, error)
 
     def _open(self) -> None:
         self._manager = ocp.CheckpointManager(self.folder, options=self._options, item_handlers=self._handlers)

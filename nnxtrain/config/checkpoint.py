@@ -18,7 +18,7 @@ class CheckpointConfig:
     keep_best: str | None = key(None, "held-out set whose lowest loss is kept for good; null = none")
     background: bool = key(True, "write while the loop goes on")
     resume: str = key(
-        "auto", "a used directory: auto = go on if it can, never = refuse, must = go on, STEP = from there"
+        "auto", "a used directory: auto = go on if it can, never = refuse, must = go on, STEP = from there each time"
     )
     init_from: str | None = key(None, "run directory whose newest weights a fresh run starts from")
     init_include: tuple[str, ...] = key(("*",), "patterns of the parameter paths that init_from reads")

@@ -7,7 +7,7 @@ from nnxtrain.config.key import key
 
 @dataclass(frozen=True, kw_only=True)
 class DebugConfig:
-    """Diagnosis; none of these changes what is computed."""
+    """Diagnosis, and what becomes of steps that go wrong."""
 
     traceback: bool = key(False, "show the Python traceback of an error")
     platform: str = key("auto", "backend of jax", choices=("auto", "cpu", "gpu", "tpu"))

@@ -65,6 +65,10 @@ class SingleEngine:
         """Takes a state that was restored, its arrays on the devices where they belong."""
         self._leaves = self._flat(state)
 
+    def drop(self) -> None:
+        """Frees the state; `load` gives the engine another one."""
+        self._leaves = []
+
     def step(self, batch: Batch) -> Metrics:
         """Consumes a batch, leaves `[m b ...]`; returns its metrics at once, on device, while the step still runs."""
         self._leaves, metrics = self._step(self._leaves, batch)

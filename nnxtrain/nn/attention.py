@@ -19,8 +19,8 @@ def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
 
     Args:
         q: queries `[b s h c]`, any float dtype; scores are float32.
-        k: keys `[b s k c]`; `h` is a multiple of `k`.
-        v: values `[b s k c]`.
+        k: keys `[b t k c]`, `t = s`; `h` is a multiple of `k`.
+        v: values `[b t k c]`.
         segment_ids: `[b s]`, 0 is padding; tokens see only their own segment.
     Returns: `[b s h c]` in the dtype of `q`.
     Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).

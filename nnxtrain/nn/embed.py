@@ -5,14 +5,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxtrain.axes import EMBED, VOCAB
-from nnxtrain.nn.param import Precision
+from nnxtrain.nn.param import Precision, cut_normal
 
 
 class Embedding(nnx.Module):
     """One vector a token id: `vocab` rows, of which a model may leave the last unused."""
 
     def __init__(self, vocab: int, embed: int, *, deviation: float, precision: Precision, rngs: nnx.Rngs):
-        draw = nnx.initializers.truncated_normal(deviation)
+        draw = cut_normal(deviation)
         self.table = nnx.Param(draw(rngs.params(), (vocab, embed), precision.weights), axes=(VOCAB, EMBED))
         self.dtype = precision.compute
 

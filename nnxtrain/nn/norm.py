@@ -15,7 +15,7 @@ class RmsNorm(nnx.Module):
 
     def __init__(self, width: int, *, eps: float, axis: str = EMBED):
         self.eps = eps
-        self.scale = nnx.Param(jnp.ones(width), axes=(axis,))
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=(axis,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[... width]` to `[... width]` in the dtype of `x`."""

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
+CUT_DEVIATION = 0.87962566103423978  # of a standard normal that is cut at -2 and 2
+
 
 class Precision(NamedTuple):
     """Types of a layer: what it computes in, and what its weights are kept in."""
@@ -18,6 +20,11 @@ class Precision(NamedTuple):
 def named(init: jax.nn.initializers.Initializer, *axes: str) -> jax.nn.initializers.Initializer:
     """Returns `init` so that the parameter it makes carries logical axis names, one a dimension."""
     return nnx.with_metadata(init, axes=axes)
+
+
+def cut_normal(deviation: float) -> jax.nn.initializers.Initializer:
+    """Returns a normal initialiser that is cut at two deviations of the normal and then has the given deviation."""
+    return nnx.initializers.truncated_normal(deviation / CUT_DEVIATION)
 
 
 def projection(
@@ -35,7 +42,7 @@ def projection(
     operands, result = equation.split("->")
     letters = operands.split(",")[1]
     n_in = math.prod(size for letter, size in zip(letters, sizes.values(), strict=True) if letter not in result)
-    init = named(nnx.initializers.truncated_normal(scale / math.sqrt(n_in)), *sizes)
+    init = named(cut_normal(scale / math.sqrt(n_in)), *sizes)
     shape = tuple(sizes.values())
     return nnx.Einsum(
         equation, shape, dtype=precision.compute, param_dtype=precision.weights, kernel_init=init, rngs=rngs

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
@@ -41,4 +43,10 @@ def make_optimizer(config: OptimizerConfig, schedule: Schedule, *, model: nnx.Mo
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
     decayed = nnx.map_state(lambda path, parameter: is_decayed(axes_of(parameter)), nnx.state(model, nnx.Param))
     decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
-    return optax.chain(clip, rule, decay, optax.scale_by_learning_rate(schedule))
+    chain = optax.chain(clip, rule, decay, optax.scale_by_learning_rate(schedule))
+
+    def init(params: optax.Params) -> optax.OptState:
+        """Makes float32 moments, whatever the type of the weights."""
+        return chain.init(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
+
+    return optax.GradientTransformation(init, chain.update)

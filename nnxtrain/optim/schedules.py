@@ -6,7 +6,7 @@ With peak `p`, `w` warm-up steps, `d` decay steps and final fraction `f`:
     u >= w   p * (f + (1 - f) * curve(t)),  t = min((u - w) / d, 1), or 1 where d is 0 and u > w
 
 so that the first rate is not 0, the peak is met exactly once, at `u = w`, and the last of the decay is `p * f`.
-`schedule.decay_steps=null` makes `d = steps - 1 - w`: the last update of the run has the last rate.
+`schedule.decay_steps=null` makes `d = steps - 1 - w`: update number `steps - 1` has the last rate.
 """
 
 from collections.abc import Callable

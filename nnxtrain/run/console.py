@@ -29,7 +29,7 @@ class Console(logging.Handler):
             mode: `bar`, `lines`, or `auto` for a bar on a terminal.
         """
         super().__init__()
-        self._rich = _Screen(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._rich = _Screen(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._wants_bar = mode == "bar" or (mode == "auto" and self._rich.is_terminal)
         self._log: TextIO | None = None

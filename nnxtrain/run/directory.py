@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,6 +23,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     part.replace(path)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file as `write_whole` does; numbers that JSON cannot hold become null."""
+    write_whole(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """Returns `value` with None for every number in it that is not finite."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -48,10 +61,13 @@ def locked(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            is_current = path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino
+        except OSError:
+            is_current = False
+        if not is_current:  # another run holds it, or was ending just now and has taken its name away
             file.seek(0)
             owner = file.read().strip() or "unknown"
-            raise ConfigError(f"{folder} is in use by a live run (process {owner}); choose another run_name") from error
+            raise ConfigError(f"{folder} is in use by a live run (process {owner}); choose another run_name")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -72,11 +88,16 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """Returns the commit of the source tree that the package lies in, or None where it lies in no tree of its own."""
+    package = Path(__file__).parents[1]
+    command = ["git", "-C", str(package), "rev-parse", "--show-toplevel", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+        top, commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.split("\n")[
+            :2
+        ]
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
+    return commit if Path(top) == package.parent.resolve() else None
 
 
 def set_aside_rows(folder: Path, *, beyond: int) -> int:

@@ -14,29 +14,30 @@ HUNG = 1  # exit code of a run that the watchdog ended
 class Watchdog:
     """Dumps the stacks of all threads when no beat came for `timeout_s` while it is entered."""
 
-    def __init__(self, timeout_s: float | None, *, folder: Path, say: Callable[[str], None], abort: bool):
+    def __init__(
+        self, timeout_s: float | None, *, folder: Path, say: Callable[[str], None], leave: Callable[[], None] | None
+    ):
         """Does nothing yet.
 
         Args:
             timeout_s: seconds without a beat; None never dumps.
             folder: gets `stacks_NNN.txt`.
             say: tells people.
-            abort: whether the process ends after a dump.
+            leave: writes what the run's end is to say, and then the process ends; None lets it hang on.
         """
         self._timeout_s = timeout_s
         self._folder = folder
         self._say = say
-        self._abort = abort
-        self._last = time.monotonic()
+        self._leave = leave
+        self._last: float | None = None
         self._end = threading.Event()
 
     def beat(self) -> None:
-        """Tells that the run is alive."""
+        """Tells that the run is alive; before the first beat, while it starts and compiles, nothing is dumped."""
         self._last = time.monotonic()
 
     def __enter__(self) -> "Watchdog":
         if self._timeout_s is not None:
-            self.beat()
             threading.Thread(target=self._watch, args=(self._timeout_s,), name="watchdog", daemon=True).start()
         return self
 
@@ -46,15 +47,14 @@ class Watchdog:
         self._end.set()
 
     def _watch(self, timeout_s: float) -> None:
-        dumps = 0
         while not self._end.wait(min(timeout_s / 4, 1.0)):
-            if time.monotonic() - self._last < timeout_s:
+            if self._last is None or time.monotonic() - self._last < timeout_s:
                 continue
-            dumps += 1
-            path = self._folder / f"stacks_{dumps:03}.txt"
+            path = self._folder / f"stacks_{len(list(self._folder.glob('stacks_*.txt'))) + 1:03}.txt"
             with path.open("w") as file:
                 faulthandler.dump_traceback(file=file, all_threads=True)
             self._say(f"no step for {timeout_s:g} s (debug.hang_timeout_s); the stacks of all threads are in {path}")
-            if self._abort:
+            if self._leave is not None:
+                self._leave()
                 os._exit(HUNG)
             self.beat()

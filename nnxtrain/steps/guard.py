@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from nnxtrain.state import Guard, Statistic
 
+LARGEST = 1e18  # distance to the mean whose square float32 still holds
 MEMORY = 0.98  # of the running statistics: about the last 50 accepted steps
 
 
@@ -73,7 +74,7 @@ def _is_above(value: jax.Array, mean: Statistic, square: Statistic, deviations: 
 def _learn(value: jax.Array, mean: Statistic, square: Statistic, *, where: jax.Array, count: jax.Array) -> None:
     """Takes `value` into a running mean and a running mean squared distance; the first ones weigh alike."""
     weight = jnp.maximum(1 - MEMORY, 1 / (count + 1.0))
-    distance = value - mean[...]
+    distance = jnp.clip(value - mean[...], -LARGEST, LARGEST)
     new_square = (1 - weight) * (square[...] + weight * distance**2)
     mean[...] = jnp.where(where, mean[...] + weight * distance, mean[...])
     square[...] = jnp.where(where, new_square, square[...])

@@ -45,9 +45,9 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int) -> LossSum:
             cut = jax.tree.map(lambda leaf: _cut(leaf, chunks), whole)
             cross_entropy, square = jax.tree.map(jnp.sum, jax.lax.map(jax.checkpoint(piece), cut))
         targets = jnp.sum(microbatch["mask"], dtype=jnp.float32)
-        sums = {"loss": (cross_entropy, targets)}
-        if z_loss:
-            sums["z_loss"] = (z_loss * square, targets)
+        if not z_loss:
+            return cross_entropy, LossParts(targets, {"loss": (cross_entropy, targets)})
+        sums = {"loss": (cross_entropy, targets), "z_loss": (z_loss * square, targets)}
         return cross_entropy + z_loss * square, LossParts(targets, sums)
 
     return loss_sum

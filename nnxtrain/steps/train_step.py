@@ -7,7 +7,7 @@ from flax import nnx
 
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.guard import Judge
-from nnxtrain.types import Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
+from nnxtrain.types import PRNG, Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
 
 
 def make_train_step(
@@ -26,7 +26,7 @@ def make_train_step(
     def train_step(state: TrainStateNNX, batch: Batch) -> tuple[TrainStateNNX, Metrics]:
         """Consumes `state` and `batch` (leaves `[m b ...]`); returns the state one step on."""
         graph, params, rest = nnx.split(state.model, nnx.Param, ...)
-        key = jax.random.fold_in(jax.random.key(seed), state.step[...])
+        key = jax.random.fold_in(jax.random.key(seed, impl=PRNG), state.step[...])
 
         def loss_of(params: nnx.State, microbatch: Batch) -> tuple[jax.Array, LossParts]:
             return loss_sum(nnx.merge(graph, params, rest), microbatch, key)
