@@ -1,5 +1,7 @@
 """Errors a user can cause, each with the exit code it ends the process with."""
 
+STOPPED = 75  # exit code of a run that a signal stopped with nothing left unsaved
+
 
 class UserError(Exception):
     """A message for people: what is wrong, the key and its value, what would be right."""

@@ -49,8 +49,8 @@ def evaluate_run(config: Config, folder: Path) -> int:
         CheckpointError: the weights cannot be read, or are of another model.
     """
     from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
+    from nnxtrain.cache import use_compilation_cache
     from nnxtrain.checkpoint.store import CheckpointStore
-    from nnxtrain.execute import use_compilation_cache
     from nnxtrain.run.directory import finite
 
     program = make_program(config)
@@ -61,7 +61,12 @@ def evaluate_run(config: Config, folder: Path) -> int:
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         step = store.newest()
-        store.restore(store.read(step), state, sharding=program.state_sharding, items=("model",))
+        store.restore(
+            store.read(step, tokenizer=program.tokenizer.fingerprint),
+            state,
+            sharding=program.state_sharding,
+            items=("model",),
+        )
     for name, evaluate in make_evaluators(data, bind_to(state.model)).items():
         if (result := evaluate(lambda: False)) is not None:
             print(json.dumps(finite({"step": step, "name": name, **result._asdict()})))

@@ -4,23 +4,23 @@ import functools
 import logging
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
-from nnxtrain.checkpoint.saver import Moment, Saver, load_weights, restore_run
+from nnxtrain.cache import use_compilation_cache
+from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import all_finite
 from nnxtrain.config.load import as_mapping, differences, to_yaml
 from nnxtrain.config.schema import Config
-from nnxtrain.data.corpus import default_cache_dir
 from nnxtrain.data.pipeline import Position
 from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, parameter_count
-from nnxtrain.errors import NonFiniteError, UserError
+from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
 from nnxtrain.report import run_curves, write_report
@@ -28,10 +28,10 @@ from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
 from nnxtrain.run.directory import locked, set_aside_rows, write_json, write_whole
 from nnxtrain.run.events import cut_events
-from nnxtrain.run.signals import STOPPED, StopSignals
+from nnxtrain.run.signals import StopSignals
 from nnxtrain.run.watchdog import Watchdog
 from nnxtrain.state import TrainStateNNX
-from nnxtrain.summary import figures, peak_host_bytes
+from nnxtrain.summary import Summary, figures
 
 
 def execute(config: Config, folder: Path, *, began: float) -> int:
@@ -64,22 +64,6 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
         console.close()
 
 
-def use_compilation_cache(config: Config) -> None:
-    """Lets jax keep compiled programs on disk where `debug.compilation_cache` says.
-
-    Not for several CPU devices in one process: programs that come from the cache run their collectives in an order in
-    which the devices wait for each other for good (seen with jax 0.10.2).
-    """
-    place = config.debug.compilation_cache
-    if place == "auto" and jax.config.values["jax_compilation_cache_dir"]:
-        return  # the user's own choice
-    if place is None or (jax.default_backend() == "cpu" and jax.device_count() > 1):
-        folder = None
-    else:
-        folder = str(default_cache_dir() / "xla" if place == "auto" else Path(place).expanduser())
-    jax.config.update("jax_compilation_cache_dir", folder)
-
-
 class _Run:
     """The parts of one run and what happens to them in turn."""
 
@@ -91,54 +75,22 @@ class _Run:
         self.program = data.program
         self.began = began
         self.compiles = CompileLog()
-        self.signals = StopSignals(say=console.say, leave=self.leave)
-        hung = self.give_up if config.debug.hang_abort else None
+        self.summary = Summary(folder)
+        self.signals = StopSignals(say=console.say, leave=self.summary.leave)
+        hung = self.summary.leave if config.debug.hang_abort else None
         self.watchdog = Watchdog(config.debug.hang_timeout_s, folder=folder, say=console.say, leave=hung)
         self.position = self.seen = Position()
         self.rollbacks = 0
-        self.has_begun = False
-        self.figures: Callable[[], dict[str, Any]] = dict  # nothing to tell before the run is open
-        self.summary: dict[str, Any] = {"status": "failed", "exit_code": 1, "step": 0, "reason": None}
 
     def guarded(self) -> int:
         """Trains; whatever happens, the summary tells it."""
-        try:
-            with self.signals, self.watchdog:
-                code = self.train()
+        with self.summary.told(), self.signals, self.watchdog:
+            code = self.train()
             self.summary |= {"status": "preempted" if code else "done", "exit_code": code}
-        except UserError as error:
-            self.summary |= {"exit_code": error.exit_code, "reason": str(error)}
-            raise
-        except BaseException as error:
-            self.summary |= {"reason": f"{type(error).__name__}: {error}"}
-            self.console.stop()
-            if self.has_begun:
-                with (self.folder / "train.log").open("a") as log:
-                    traceback.print_exc(file=log)
-            raise
-        finally:
-            self.write_summary()
         self.console.say("stopped  start it again to go on" if code else f"done     {self.folder}/report.html")
         return code
 
-    def leave(self) -> None:
-        """Tells the summary that a signal ends the process now."""
-        self.summary |= {"status": "preempted", "exit_code": STOPPED}
-        self.write_summary()
-
-    def give_up(self) -> None:
-        """Tells the summary that the watchdog ends the process now."""
-        self.summary |= {"reason": f"no step for {self.config.debug.hang_timeout_s} s (debug.hang_timeout_s)"}
-        self.write_summary()
-
-    def write_summary(self) -> None:
-        """Writes `summary.json`, if the run got so far that the directory is its own."""
-        if self.has_begun:
-            self.summary |= self.figures()
-            self.summary["peak_host_bytes"] = peak_host_bytes()
-            write_json(self.folder / "summary.json", self.summary)
-
-    def count(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """Returns the figures of the steps so far."""
         found = figures(self.recorder, step=self.summary["step"], device=self.program.mesh.devices.flat[0])
         return found | {"recompiles": self.compiles.repeats(self.engine.programs)}
@@ -147,19 +99,37 @@ class _Run:
         """Restores, compiles, trains, evaluates, saves; returns the exit code."""
         with ExitStack() as stack:
             done = self.open(stack)
-            if self.is_eval_due(done):
-                self.evaluate(done)
-            while True:
-                try:
-                    done = self.steps_from(done)
-                    break
-                except NonFiniteError as error:
-                    done = self.recover(error)
-            self.console.stop()
-            if (self.stops(done) and done < self.total) or not self.evaluate(done):
-                return self.stop(done)
-            self.finish(done)
+            with self.rescued():
+                if self.is_eval_due(done):
+                    self.evaluate(done)
+                while True:
+                    try:
+                        done = self.steps_from(done)
+                        break
+                    except NonFiniteError as error:
+                        done = self.recover(error)
+                self.console.stop()
+                if self.config.checkpoint.keep_best is None:
+                    self.save(done)  # before the evaluation, which may fail
+                if (self.stops(done) and done < self.total) or not self.evaluate(done):
+                    return self.stop(done)
+                self.finish(done)
             return 0
+
+    @contextmanager
+    def rescued(self) -> Iterator[None]:
+        """Saves the steps that are done when an error ends the run."""
+        try:
+            yield
+        except (NonFiniteError, CheckpointError):
+            raise  # what was good is saved, or cannot be
+        except BaseException:
+            self.console.stop()
+            step = self.summary["step"]
+            if int(self.engine.state().step[...]) == step:
+                self.save(step)
+                self.store.wait()
+            raise
 
     def stop(self, done: int) -> int:
         """Saves because something asks to stop; returns the exit code.
@@ -167,10 +137,9 @@ class _Run:
         Raises:
             UserError: nothing could be saved.
         """
-        saved = self.save(done)
+        if not self.save(done):
+            raise UserError(f"stopped at step {done} by a signal, and nothing is saved: checkpoint.enabled=false")
         self.store.wait()
-        if not saved:
-            raise UserError(f"stopped at step {done} by a signal, and that step is not saved; see checkpoint.enabled")
         return STOPPED
 
     def open(self, stack: ExitStack) -> int:
@@ -184,6 +153,10 @@ class _Run:
             self.console.say(line)
         self.console.say(f"run      {self.folder}")
         state, done = self.restore()
+        if state is None and config.checkpoint.init_from is not None:
+            with closing(self.weights_source()) as source:
+                if not source.steps():
+                    raise ConfigError(f"checkpoint.init_from={config.checkpoint.init_from}: no checkpoint is there")
         self.summary |= {"step": done, "resumed_from": done if state is not None else None}
         self.total = self.data.steps(done, self.position)
         self.begin(done)
@@ -195,13 +168,12 @@ class _Run:
         self.write_text = make_writer(config, program.tokenizer, self.bind_to_model)
         scale = make_scale(self.data, steps=self.total)
         self.recorder = stack.enter_context(closing(Recorder(self.folder, self.console, scale=scale, log=config.log)))
-        self.figures = self.count
+        self.summary.figures = self.figures
         self.saver = Saver(
             self.store,
             config.checkpoint,
             meta=checkpoint_meta(self.data),
             is_finite=lambda: bool(self.is_finite()),
-            say=self.console.say,
             last=self.summary["resumed_from"],
         )
         self.summary |= {
@@ -214,14 +186,8 @@ class _Run:
 
     def restore(self) -> tuple[TrainStateNNX | None, int]:
         """Reads the checkpoint that the run goes on from; returns its state, or None, and the steps that are behind."""
-        found = restore_run(
-            self.store,
-            self.program.abstract_state,
-            resume=self.config.checkpoint.resume,
-            sharding=self.program.state_sharding,
-            tokenizer=self.program.tokenizer.fingerprint,
-            say=self.console.say,
-        )
+        resume = self.config.checkpoint.resume
+        found = restore_run(self.store, self.wanted(), resume=resume, say=self.console.say)
         if found is None:
             return None, 0
         saved, state = found
@@ -236,8 +202,7 @@ class _Run:
 
     def begin(self, done: int) -> None:
         """Takes the directory over: writes what is known before the first step, cuts back what lies beyond `done`."""
-        self.has_begun = True
-        (self.folder / "summary.json").unlink(missing_ok=True)
+        self.summary.begin()
         self.console.open_log(self.folder / "train.log")
         write_whole(self.folder / "config.yml", to_yaml(self.config))
         write_json(self.folder / "env.json", environment_of(self.program))
@@ -249,15 +214,25 @@ class _Run:
         """Gives the engine a restored state, or a fresh one with the weights that `checkpoint.init_from` names."""
         if state is None:
             self.engine.initialise()
-            if (place := self.config.checkpoint.init_from) is None:
+            if self.config.checkpoint.init_from is None:
                 return
             state = self.engine.state()
-            run = Path(place).expanduser()
-            with closing(CheckpointStore(run / "checkpoints", self.config.checkpoint)) as store:
-                step = load_weights(store, state, self.config.checkpoint, sharding=self.program.state_sharding)
-            self.console.say(f"weights  of {run}, step {step}")
+            with closing(self.weights_source()) as store:
+                step = load_weights(store, state, self.config.checkpoint, wanted=self.wanted())
+            self.console.say(f"weights  of {store.folder.parent}, step {step}")
         state.guard.release()
         self.engine.load(jax.device_put(state, self.program.state_sharding))
+
+    def wanted(self) -> Wanted:
+        """Returns what the run asks of a checkpoint."""
+        program = self.program
+        fingerprint, sequence = program.tokenizer.fingerprint, self.config.batch.sequence
+        return Wanted(program.abstract_state, program.state_sharding, fingerprint, sequence)
+
+    def weights_source(self) -> CheckpointStore:
+        """Opens the checkpoints that `checkpoint.init_from` names."""
+        run = Path(str(self.config.checkpoint.init_from)).expanduser()
+        return CheckpointStore(run / "checkpoints", self.config.checkpoint)
 
     def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Turns `function(model, *args)` into a compiled `function(*args)` of the engine's model."""
@@ -291,10 +266,10 @@ class _Run:
         """Takes a finished step."""
         self.watchdog.beat()
         self.signals.guard_unsaved()
-        self.summary.setdefault("start_to_first_step_s", time.monotonic() - self.began)
+        self.summary.values.setdefault("start_to_first_step_s", time.monotonic() - self.began)
         self.seen = record.position
         self.recorder.train(record)
-        self.summary["step"] = record.step
+        self.summary.values["step"] = record.step
         self.position = record.position
         self.store.check()
 
@@ -366,7 +341,13 @@ class _Run:
         return self.folder / "samples" / f"step_{step:08}.txt"
 
     def save(self, step: int) -> bool:
-        """Saves the state of the moment, unless that was done; tells whether it is saved."""
+        """Saves the state of the moment, unless that was done; tells whether it is saved.
+
+        Raises:
+            NonFiniteError: it is not finite, and is not saved.
+        """
+        if step == 0:
+            return True
         data = {"row": self.position.row, "skipped": self.position.skipped}
         loss = self.recorder.loss_of(self.config.checkpoint.keep_best, step)
         saved = self.saver.save(Moment(step, self.engine.state(), data, loss))
@@ -376,14 +357,15 @@ class _Run:
     def report(self) -> None:
         """Writes the report of what is known so far."""
         curves = run_curves(self.recorder.rows, self.recorder.evaluations)
-        write_report(self.folder, curves=curves, summary=self.summary, config=to_yaml(self.config))
+        write_report(self.folder, curves=curves, summary=self.summary.values, config=to_yaml(self.config))
 
     def finish(self, done: int) -> None:
         """Saves the last step, writes the report, shows a sample."""
-        if done:
-            self.save(done)
+        self.save(done)
         self.store.wait()
-        self.summary["step"] = done
-        self.write_summary()
+        self.summary.values["step"] = done
+        self.summary.write()
         self.report()
-        self.console.say(f"sample   --------\n{self.sample_of(done).read_text().rstrip()}\n         --------")
+        self.console.say(
+            f"sample   --------\n{self.sample_of(done).read_text(encoding='utf-8').rstrip()}\n         --------"
+        )

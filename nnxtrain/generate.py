@@ -55,14 +55,15 @@ def write_text(folder: Path, config: Config) -> str:
         CheckpointError: the run has no weights yet, or they cannot be read.
     """
     from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
+    from nnxtrain.cache import use_compilation_cache
     from nnxtrain.checkpoint.store import CheckpointStore
-    from nnxtrain.execute import use_compilation_cache
 
     program = make_program(on_one_device(config))
     use_compilation_cache(config)
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        store.restore(store.read(store.newest()), state, sharding=program.state_sharding, items=("model",))
+        saved = store.read(store.newest(), tokenizer=program.tokenizer.fingerprint)
+        store.restore(saved, state, sharding=program.state_sharding, items=("model",))
     return make_writer(config, program.tokenizer, bind_to(state.model))()
 
 

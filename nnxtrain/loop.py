@@ -94,7 +94,11 @@ def run_loop(
         if stops(done):
             break
         began = time.perf_counter()
-        batch, position = next(batches, (None, None))
+        try:
+            batch, position = next(batches, (None, None))
+        except Exception:
+            recorder.flush()  # the step in flight is good; who saves after this finds it recorded
+            raise
         waited = time.perf_counter() - began
         if batch is None:
             break

@@ -111,13 +111,13 @@ class Recorder:
         self._open()
 
     def _open(self) -> None:
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         rows: list[dict[str, Any]] = [
             {name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines
         ]
         self.rows = [row for row in rows if row["kind"] == "train"]
         self.evaluations = [row for row in rows if row["kind"] == "eval"]
-        self._file = self._path.open("a")
+        self._file = self._path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(self._board_folder), write_to_disk=self._log.tensorboard)
 
     def close(self) -> None:

@@ -55,7 +55,10 @@ def write_report(folder: Path, *, curves: dict[str, list[Curve]], summary: dict[
     samples = sorted((folder / "samples").glob("step_*.txt"), reverse=True)
     parts = [f"<h2>{html.escape(title)}</h2>{svg(lines)}" for title, lines in curves.items() if lines]
     parts.append(f"<h2>Summary</h2>{_table(summary)}")
-    parts += [f"<h2>Sample, {path.stem}</h2><pre>{html.escape(path.read_text())}</pre>" for path in samples[:3]]
+    parts += [
+        f"<h2>Sample, {path.stem}</h2><pre>{html.escape(path.read_text(encoding='utf-8'))}</pre>"
+        for path in samples[:3]
+    ]
     parts.append(f"<h2>Configuration</h2><pre>{html.escape(config)}</pre>")
     write_whole(folder / "report.html", _page(folder.name, "\n".join(parts)))
     loss = next(iter(curves.values()))

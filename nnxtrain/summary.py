@@ -1,12 +1,77 @@
 """What `summary.json` says when a run ends."""
 
+import contextlib
 import resource
 import statistics
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from nnxtrain.errors import UserError
 from nnxtrain.metrics import Recorder
+from nnxtrain.run.directory import LOCK, write_json
+from nnxtrain.run.watchdog import HUNG
+
+
+class Summary:
+    """The summary of a run in the making, written whatever ends it.
+
+    Attributes:
+        values: what it says so far.
+        figures: returns the figures of the steps so far; `dict` as long as there are none.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._has_begun = False
+        self.values: dict[str, Any] = {"status": "failed", "exit_code": 1, "step": 0, "reason": None}
+        self.figures: Callable[[], dict[str, Any]] = dict
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __ior__(self, values: dict[str, Any]) -> "Summary":
+        self.values |= values
+        return self
+
+    def begin(self) -> None:
+        """Takes the directory over from the run before; there is a summary again when this one ends."""
+        self._has_begun = True
+        (self._folder / "summary.json").unlink(missing_ok=True)
+
+    def write(self) -> None:
+        """Writes the file, if the run got so far that the directory is its own."""
+        if self._has_begun:
+            self.values |= self.figures()
+            self.values["peak_host_bytes"] = peak_host_bytes()
+            write_json(self._folder / "summary.json", self.values)
+
+    def leave(self, code: int) -> None:
+        """Tells that a signal or the watchdog ends the process now with `code`, and gives the directory free."""
+        self.values |= {"status": "preempted", "exit_code": code}
+        if code == HUNG:
+            self.values |= {"status": "failed", "reason": "no step for debug.hang_timeout_s"}
+        self.write()
+        (self._folder / LOCK).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Writes the summary at the end, with the error that ended the run, if one did."""
+        try:
+            yield
+        except BaseException as error:
+            is_known = isinstance(error, UserError)
+            self.values |= {"reason": str(error) if is_known else f"{type(error).__name__}: {error}"}
+            self.values["exit_code"] = error.exit_code if isinstance(error, UserError) else 1
+            if self._has_begun and not is_known:
+                with (self._folder / "train.log").open("a", encoding="utf-8") as log:
+                    traceback.print_exc(file=log)
+            raise
+        finally:
+            self.write()
 
 
 def figures(recorder: Recorder, *, step: int, device: jax.Device) -> dict[str, Any]:

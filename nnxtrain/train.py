@@ -6,7 +6,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nnxtrain.config.command import answer_about_keys, choose_platform, guarded, load_config, parse, print_config
+from nnxtrain.config.command import (
+    answer_about_keys,
+    choose_platform,
+    guarded,
+    leave_on_signals,
+    load_config,
+    parse,
+    print_config,
+)
 from nnxtrain.config.load import as_mapping, differences, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
@@ -60,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.dry_run and _is_finished(config, folder):
         return 0
     choose_platform(config)
+    leave_on_signals()
     if arguments.dry_run:
         from nnxtrain.dry_run import dry_run
 
@@ -90,7 +99,10 @@ def _is_finished(config: Config, folder: Path) -> bool:
         print("  this configuration differs from that of the run:", *changes, sep="\n    ")
     print(f"  look at it   {folder}/report.html")
     print(f"  use it       python -m nnxtrain.generate {folder}")
-    print(f"  go on        steps={2 * config.steps}, or any number above {summary['step']}")
+    more = (
+        f"steps={2 * config.steps}" if summary["step"] >= config.steps else "data.epochs: the data ended before steps"
+    )
+    print(f"  go on        with more {more}")
     print(f"  start anew   choose another run_name=NAME, or delete {folder}")
     return True
 

@@ -26,7 +26,7 @@ from rich.table import Table  # noqa: E402
 
 from nnxtrain.config.command import guarded, parse  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
-from nnxtrain.errors import UserError  # noqa: E402
+from nnxtrain.errors import ConfigError, UserError  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
 DEFAULTS = ("checkpoint.every_steps=5", "log.tensorboard=false")  # weaker than the words given
@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv, parser)
     own, rest = split_words(arguments.words, {"rounds": 10, "seed": 0})
     load(arguments.config, rest)
+    if own["rounds"] < 1:
+        raise ConfigError(f"rounds={own['rounds']} must be at least 1")
     draw = random.Random(own["seed"])
     table = Table("round", "killed at step", "in a save", "curve", "weights")
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +121,7 @@ def _wait_for_a_step(process: subprocess.Popen[bytes], run: Path) -> None:
 def curve(run: Path) -> list[dict[str, Any]]:
     """Returns the whole rows of training steps of a run."""
     path = run / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [row for row in map(json.loads, lines) if row["kind"] == "train"]
 
 
@@ -135,7 +137,8 @@ def weights(run: Path) -> dict[str, bytes]:
     program = make_program(on_one_device(config))
     state = program.abstract_state()
     store = CheckpointStore(run / "checkpoints", config.checkpoint)
-    store.restore(store.read(store.newest()), state, sharding=program.state_sharding)
+    saved = store.read(store.newest(), tokenizer=program.tokenizer.fingerprint)
+    store.restore(saved, state, sharding=program.state_sharding)
     store.close()
     return {
         f"{name}/{'/'.join(path)}": np.asarray(leaf).tobytes()

@@ -9,7 +9,7 @@ import jax
 
 from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError, Saved
 from nnxtrain.config.checkpoint import CheckpointConfig
-from nnxtrain.errors import CheckpointError
+from nnxtrain.errors import CheckpointError, NonFiniteError
 from nnxtrain.state import TrainStateNNX
 
 
@@ -36,7 +36,6 @@ class Saver:
         *,
         meta: dict[str, Any],
         is_finite: Callable[[], bool],
-        say: Callable[[str], None],
         last: int | None,
     ):
         """Saves nothing yet.
@@ -46,14 +45,12 @@ class Saver:
             config: when to save.
             meta: what every checkpoint says of the run.
             is_finite: whether all weights and moments of the moment are finite.
-            say: tells people.
             last: step of the checkpoint that the run goes on from, or None.
         """
         self._store = store
         self._config = config
         self._meta = meta
         self._is_finite = is_finite
-        self._say = say
         self.last = last
         self._when = time.monotonic()
 
@@ -64,32 +61,43 @@ class Saver:
         return self._config.enabled and (by_time or (every > 0 and step % every == 0))
 
     def save(self, moment: Moment) -> bool:
-        """Saves a moment, unless it is saved already, not finite, or nothing is to be saved; tells whether it is saved.
+        """Saves a moment, unless it is saved already or nothing is to be saved; tells whether it is saved.
 
         Raises:
             CheckpointError: this save, or the one before it, failed.
+            NonFiniteError: a weight or moment of the moment is not finite.
         """
         if moment.step == self.last:
             return True
         if not self._config.enabled:
             return False
         if not self._is_finite():
-            self._say(f"step {moment.step} is not saved: its weights or moments are not all finite")
-            return False
+            what = "its weights or moments are not all finite, and it is not saved"
+            raise NonFiniteError(f"step {moment.step}: {what}; try a lower optimizer.learning_rate")
         self._store.save(moment.step, moment.state, data=moment.data, meta=self._meta, loss=moment.loss)
         self.last = moment.step
         self._when = time.monotonic()
         return True
 
 
+class Wanted(NamedTuple):
+    """What a run asks of a checkpoint.
+
+    Attributes:
+        make_state: makes an abstract state.
+        sharding: of every array.
+        tokenizer: fingerprint of the run's tokenizer.
+        sequence: tokens of a row, which the position of the data counts.
+    """
+
+    make_state: Callable[[], TrainStateNNX]
+    sharding: jax.sharding.Sharding
+    tokenizer: str
+    sequence: int
+
+
 def restore_run(
-    store: CheckpointStore,
-    make_state: Callable[[], TrainStateNNX],
-    *,
-    resume: str,
-    sharding: jax.sharding.Sharding,
-    tokenizer: str,
-    say: Callable[[str], None],
+    store: CheckpointStore, wanted: Wanted, *, resume: str, say: Callable[[str], None]
 ) -> tuple[Saved, TrainStateNNX] | None:
     """Returns the checkpoint that a run goes on from, with its state, or None for a fresh run.
 
@@ -98,10 +106,8 @@ def restore_run(
 
     Args:
         store: of the run.
-        make_state: makes an abstract state.
+        wanted: what the run asks of it.
         resume: `checkpoint.resume`.
-        sharding: of every array.
-        tokenizer: fingerprint of the tokenizer that the run uses.
         say: tells people.
 
     Raises:
@@ -112,11 +118,11 @@ def restore_run(
         raise CheckpointError(f"checkpoint.resume=must: {store.folder} holds no checkpoint")
     problems = []
     for step in steps:
-        state = make_state()
+        state = wanted.make_state()
         try:
-            saved = store.read(step)
-            _check_tokenizer(saved, tokenizer)
-            store.restore(saved, state, sharding=sharding)
+            saved = store.read(step, tokenizer=wanted.tokenizer)
+            _check_sequence(saved, wanted.sequence)
+            store.restore(saved, state, sharding=wanted.sharding)
         except DifferentTreeError:
             raise
         except CheckpointError as error:
@@ -132,9 +138,7 @@ def restore_run(
     return None
 
 
-def load_weights(
-    store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, sharding: jax.sharding.Sharding
-) -> int:
+def load_weights(store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, wanted: Wanted) -> int:
     """Reads the weights of the newest checkpoint that `checkpoint.init_*` choose into `state`; returns its step.
 
     Raises:
@@ -145,12 +149,16 @@ def load_weights(
         included = any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_include)
         return included and not any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_exclude)
 
-    saved = store.read(store.newest())
-    store.restore(saved, state, sharding=sharding, items=("model",), wants=wants)
+    saved = store.read(store.newest(), tokenizer=wanted.tokenizer)
+    store.restore(saved, state, sharding=wanted.sharding, items=("model",), wants=wants)
     return saved.step
 
 
-def _check_tokenizer(saved: Saved, tokenizer: str) -> None:
-    if saved.meta["tokenizer"] != tokenizer:
-        was = saved.meta["tokenizer"]
-        raise DifferentTreeError(f"step {saved.step} was trained with tokenizer {was}, and this run has {tokenizer}")
+def _check_sequence(saved: Saved, sequence: int) -> None:
+    was = saved.meta["config"].get("batch.sequence")
+    if was != sequence:
+        rule = f"batch.sequence={sequence}, and step {saved.step} was trained with {was}"
+        cure = (
+            "rows of another length lie elsewhere in the corpus; start a run of another name with checkpoint.init_from"
+        )
+        raise DifferentTreeError(f"{rule}: {cure}")

@@ -124,10 +124,15 @@ class CheckpointStore:
         with self._told("was not written"):
             self._manager.check_for_errors()
 
-    def read(self, step: int) -> Saved:
+    def read(self, step: int, *, tokenizer: str) -> Saved:
         """Returns what is known of the checkpoint of `step`.
 
+        Args:
+            step: of the checkpoint.
+            tokenizer: fingerprint of the tokenizer that it is wanted for.
+
         Raises:
+            DifferentTreeError: it was trained with another tokenizer.
             CheckpointError: it is not there, is of another format, or cannot be read.
         """
         if step not in self.steps():
@@ -142,10 +147,15 @@ class CheckpointStore:
             saved = Saved(step, found["data"], found["meta"])
             if missing := {"format", "index", "config", "tokenizer"} - set(saved.meta):
                 raise ValueError(f"its meta lacks {', '.join(sorted(missing))}")
+            if saved.meta.get("step") != step or saved.data.keys() < {"row", "skipped"} or saved.data["row"] < 0:
+                raise ValueError(f"it says that it is of step {saved.meta.get('step')}, at data {saved.data}")
         if saved.meta["format"] != FORMAT:
             raise CheckpointError(
                 f"{self.folder}/{step} is of format {saved.meta['format']}; this version reads {FORMAT}"
             )
+        if saved.meta["tokenizer"] != tokenizer:
+            was = saved.meta["tokenizer"]
+            raise DifferentTreeError(f"step {step} was trained with tokenizer {was}, and this run has {tokenizer}")
         return saved
 
     def restore(

@@ -1,15 +1,17 @@
 """The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
 
 import argparse
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 from nnxtrain.config.load import list_keys, load, to_yaml
 from nnxtrain.config.schema import Config
-from nnxtrain.errors import ConfigError, UserError
+from nnxtrain.errors import STOPPED, ConfigError, UserError
 
 
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -53,10 +55,27 @@ def choose_platform(config: Config) -> None:
         os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
 
 
+def leave_on_signals() -> None:
+    """Ends the process in good order on SIGTERM and SIGINT, as long as there is nothing to save."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        print(f"{signal.Signals(number).name}: nothing is to be saved; the run ends", file=sys.stderr, flush=True)
+        os._exit(STOPPED)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, leave)
+
+
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
     """Runs an entry point; what a user can cause ends with one message and the exit code of its kind."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
         return main(argv)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, has gone
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -10,7 +10,7 @@ class OptimizerConfig:
     """The optax chain: clipping, the rule, decoupled weight decay."""
 
     name: str = key("adamw", "update rule", choices=("adamw", "sgd"))
-    learning_rate: float = key(3e-4, "peak learning rate", span="[0, inf)")
+    learning_rate: float = key(3e-4, "peak learning rate", span="[0, 1e38]")
     weight_decay: float = key(
         0.1, "decoupled decay of matrices and embeddings; norms and biases are never decayed", span="[0, inf)"
     )

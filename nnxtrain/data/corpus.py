@@ -132,7 +132,7 @@ def _write(folder: Path, documents: Iterable[str], tokenizer: Tokenizer) -> None
 
 def _open(folder: Path, files: list[Path]) -> Corpus:
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         starts = np.load(folder / "starts.npy")
         count, path = meta["tokens"], folder / "tokens.bin"
         if starts[0] != 0 or starts[-1] != count or path.stat().st_size != count * np.dtype(meta["dtype"]).itemsize:

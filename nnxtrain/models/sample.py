@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from nnxtrain.nn.attention import KvCache
 
+COLDEST = 1e-6  # a lower temperature takes the best id: scores divided by it leave float32
+
 
 class CachedModel(Protocol):
     """What a sampler needs of a model."""
@@ -63,7 +65,7 @@ def make_sampler(
 
 def choose(scores: jax.Array, key: jax.Array, *, temperature: float, top_k: int | None) -> jax.Array:
     """Returns an id drawn from `scores` `[v]`; the best one where `temperature` is 0."""
-    if temperature == 0:
+    if temperature < COLDEST:
         return jnp.argmax(scores).astype(jnp.int32)
     if top_k is not None:
         weakest = jax.lax.top_k(scores, min(top_k, scores.shape[0]))[0][-1]

@@ -37,7 +37,7 @@ class Console(logging.Handler):
 
     def open_log(self, path: Path) -> None:
         """Appends everything, also what was said before, to a file."""
-        self._log = path.open("a", buffering=1)
+        self._log = path.open("a", buffering=1, encoding="utf-8")
         self._log.writelines(line + "\n" for line in self._early)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -46,7 +46,7 @@ class Console(logging.Handler):
 
     def say(self, line: str) -> None:
         """Writes a line."""
-        self._rich.print(line, markup=False)
+        self._show(line)
         self._write(line)
 
     def start(self, *, done: int, total: int) -> None:
@@ -64,7 +64,7 @@ class Console(logging.Handler):
         if due:
             text = f"step {step:>{len(str(total))}}/{total}  {line}"
             if self._bar is None:
-                self._rich.print(text, markup=False)
+                self._show(text)
             self._write(text)
 
     def stop(self) -> None:
@@ -80,6 +80,13 @@ class Console(logging.Handler):
             self._log.close()
             self._log = None
         super().close()
+
+    def _show(self, line: str) -> None:
+        """Writes a line to the screen; one that cannot be written to any more ends the output and not the run."""
+        try:
+            self._rich.print(line, markup=False)
+        except OSError:
+            self._rich.on_broken_pipe()
 
     def _write(self, line: str) -> None:
         if self._log is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from nnxtrain.errors import ConfigError
 
+LOCK = "run.lock"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -40,9 +41,10 @@ def finite(value: Any) -> Any:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Returns the `summary.json` of a run, or None if there is none."""
     try:
-        return json.loads((folder / "summary.json").read_text())
-    except (OSError, json.JSONDecodeError):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
+    return summary if isinstance(summary, dict) and {"status", "step", "final_loss"} <= summary.keys() else None
 
 
 @contextlib.contextmanager
@@ -52,10 +54,10 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: the folder cannot be made or written, or another live process holds it.
     """
-    path = folder / "run.lock"
+    path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = path.open("a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"output_dir: {folder} cannot be written: {error.strerror or error}") from error
     with file:
@@ -107,13 +109,13 @@ def set_aside_rows(folder: Path, *, beyond: int) -> int:
         return 0
     kept: list[str] = []
     dropped: list[str] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
             continue  # the half line that a killed run left
-        (kept if row["step"] <= beyond else dropped).append(line + "\n")
-    with (folder / "metrics.dropped.jsonl").open("a") as file:
+        (kept if step <= beyond else dropped).append(line + "\n")
+    with (folder / "metrics.dropped.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(dropped)
     write_whole(path, "".join(kept))
     return len(dropped)

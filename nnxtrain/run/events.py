@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from tensorboardX.proto.event_pb2 import Event
 
 from nnxtrain.run.directory import write_whole
@@ -24,5 +25,9 @@ def records(path: Path) -> Iterator[tuple[bytes, Event]]:
         end = place + HEAD + int.from_bytes(raw[place : place + 8], "little") + TAIL
         if end > len(raw):
             return
-        yield raw[place:end], Event.FromString(raw[place + HEAD : end - TAIL])
+        try:
+            event = Event.FromString(raw[place + HEAD : end - TAIL])
+        except DecodeError:
+            return
+        yield raw[place:end], event
         place = end

@@ -7,23 +7,24 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-STOPPED = 75  # exit code of a run that a signal stopped with nothing left unsaved
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from nnxtrain.errors import STOPPED
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
-    """Listens for SIGTERM and SIGINT while it is entered.
+    """Listens for SIGTERM, SIGINT and SIGHUP while it is entered.
 
     Python's own handlers do not run while the main thread is inside XLA, so a thread of its own reads the signals from
     the wake-up socket, which the C part of the interpreter writes at once.
     """
 
-    def __init__(self, *, say: Callable[[str], None], leave: Callable[[], None]):
+    def __init__(self, *, say: Callable[[str], None], leave: Callable[[int], None]):
         """Does nothing yet.
 
         Args:
             say: tells people.
-            leave: called before the process ends while nothing is to be saved; writes what the run's end is to say.
+            leave: called with the exit code before the process ends at once; writes what the run's end is to say.
         """
         self._say = say
         self._leave = leave
@@ -43,7 +44,8 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
-        self._before = {number: signal.signal(number, _pass) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # `nohup` ignores SIGHUP
+        self._before = {number: signal.signal(number, _pass) for number in heard}
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="stop-signals", daemon=True).start()
         return self
@@ -63,11 +65,12 @@ class StopSignals:
                 continue
             name = signal.Signals(number).name
             if self.asked:
+                self._leave(128 + number)
                 os._exit(128 + number)
             self._asked.set()
             if self._nothing_to_save.is_set():
                 self._say(f"{name}: nothing is to be saved; the run ends")
-                self._leave()
+                self._leave(STOPPED)
                 os._exit(STOPPED)
             self._say(f"{name}: the run ends after this step and saves; a second signal ends it at once")
         self._reader.close()

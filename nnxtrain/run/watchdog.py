@@ -15,7 +15,7 @@ class Watchdog:
     """Dumps the stacks of all threads when no beat came for `timeout_s` while it is entered."""
 
     def __init__(
-        self, timeout_s: float | None, *, folder: Path, say: Callable[[str], None], leave: Callable[[], None] | None
+        self, timeout_s: float | None, *, folder: Path, say: Callable[[str], None], leave: Callable[[int], None] | None
     ):
         """Does nothing yet.
 
@@ -51,10 +51,10 @@ class Watchdog:
             if self._last is None or time.monotonic() - self._last < timeout_s:
                 continue
             path = self._folder / f"stacks_{len(list(self._folder.glob('stacks_*.txt'))) + 1:03}.txt"
-            with path.open("w") as file:
+            with path.open("w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file=file, all_threads=True)
             self._say(f"no step for {timeout_s:g} s (debug.hang_timeout_s); the stacks of all threads are in {path}")
             if self._leave is not None:
-                self._leave()
+                self._leave(HUNG)
                 os._exit(HUNG)
             self.beat()
