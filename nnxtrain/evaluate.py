@@ -50,6 +50,7 @@ def evaluate_run(config: Config, folder: Path) -> int:
     """
     from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
     from nnxtrain.cache import use_compilation_cache
+    from nnxtrain.checkpoint.saver import check_tokenizer
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.run.directory import finite
 
@@ -61,8 +62,10 @@ def evaluate_run(config: Config, folder: Path) -> int:
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         step = store.newest()
+        saved = store.read(step)
+        check_tokenizer(saved, program.tokenizer.fingerprint)
         store.restore(
-            store.read(step, tokenizer=program.tokenizer.fingerprint),
+            saved,
             state,
             sharding=program.state_sharding,
             items=("model",),

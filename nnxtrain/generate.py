@@ -56,13 +56,15 @@ def write_text(folder: Path, config: Config) -> str:
     """
     from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
     from nnxtrain.cache import use_compilation_cache
+    from nnxtrain.checkpoint.saver import check_tokenizer
     from nnxtrain.checkpoint.store import CheckpointStore
 
     program = make_program(on_one_device(config))
     use_compilation_cache(config)
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        saved = store.read(store.newest(), tokenizer=program.tokenizer.fingerprint)
+        saved = store.read(store.newest())
+        check_tokenizer(saved, program.tokenizer.fingerprint)
         store.restore(saved, state, sharding=program.state_sharding, items=("model",))
     return make_writer(config, program.tokenizer, bind_to(state.model))()
 

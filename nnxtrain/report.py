@@ -73,19 +73,18 @@ def svg(curves: Sequence[Curve]) -> str:
     if not ys:
         return "<p>no finite values</p>"
     left, right = min(xs), max(max(xs), min(xs) + 1)
-    low, high = ys[0], max(ys[-1], ys[0] + 1e-9)
+    low, high = ys[0], ys[-1]
+    span = high - low or 1.0
 
     def place(x: float, y: float) -> str:
         across = MARGIN + (x - left) / (right - left) * (WIDTH - 2 * MARGIN)
-        return f"{across:.1f},{HEIGHT - MARGIN / 2 - (y - low) / (high - low) * (HEIGHT - MARGIN):.1f}"
+        return f"{across:.1f},{HEIGHT - MARGIN / 2 - (y - low) / span * (HEIGHT - MARGIN):.1f}"
 
     parts = []
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = HEIGHT - MARGIN / 2 - share * (HEIGHT - MARGIN)
         parts.append(f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(
-            f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{low + share * (high - low):.4g}</text>'
-        )
+        parts.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{low + share * span:.4g}</text>')
         x = MARGIN + share * (WIDTH - 2 * MARGIN)
         parts.append(
             f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{left + share * (right - left):.0f}</text>'

@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.config.command import guarded
 from nnxtrain.evaluate import main as evaluate
@@ -15,12 +16,20 @@ SMALL = (str(TINY), "mesh.data=1", "model.layers=1", "model.embed=32", "batch.se
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick_compiles():
-    """Keeps small programs on disk too, so that each is compiled once in this file."""
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+def _quick_compiles(tmp_path_factory):
+    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
+    words = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: jax.config.values[name] for name in words}
+    for name, value in words.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
     yield
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

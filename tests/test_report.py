@@ -19,7 +19,7 @@ def test_a_chart_is_well_formed_and_stays_in_its_frame():
 
 
 @pytest.mark.parametrize(
-    "points", [[(1, float("nan"))], [(1, 2.0)], [(1, float("inf")), (2, 1.0)], [(1, 2.0), (2, 2.0)]]
+    "points", [[(1, float("nan"))], [(1, 2.0)], [(1, float("inf")), (2, 1.0)], [(1, 2.0), (2, 2.0)], [(1, 1e38)]]
 )
 def test_odd_curves_do_not_break_the_chart(points):
     """A run that went wrong is the one whose report is read."""

@@ -16,6 +16,7 @@ from itertools import pairwise
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.build import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
@@ -36,12 +37,20 @@ CURVE = ("schedule.name=cosine", "schedule.warmup_steps=3", "schedule.decay_step
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick_compiles():
-    """Keeps small programs on disk too, so that each is compiled once in this file."""
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+def _quick_compiles(tmp_path_factory):
+    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
+    words = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: jax.config.values[name] for name in words}
+    for name, value in words.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
     yield
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +81,7 @@ def launch(*words: str) -> subprocess.Popen:
     flags = "--xla_force_host_platform_device_count=8"
     env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    env["JAX_COMPILATION_CACHE_DIR"] = jax.config.values["jax_compilation_cache_dir"]
     command = [sys.executable, "-m", "nnxtrain.train", *words]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
 
@@ -382,7 +392,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path, capsys):
     assert state["guard/step"] == len(steps)
 
 
-@pytest.mark.parametrize("damage", ["truncated array", "no metadata"])
+@pytest.mark.parametrize("damage", ["truncated array", pytest.param("no metadata", marks=pytest.mark.slow)])
 def test_a_run_names_the_damaged_checkpoint_and_goes_on_from_the_one_before(ten, tmp_path, capsys, damage):
     """The newest is what a crash or a full disk left; strays beside it are no checkpoints."""
     assert again(ten, tmp_path, "steps=12") == 0

@@ -137,7 +137,7 @@ def weights(run: Path) -> dict[str, bytes]:
     program = make_program(on_one_device(config))
     state = program.abstract_state()
     store = CheckpointStore(run / "checkpoints", config.checkpoint)
-    saved = store.read(store.newest(), tokenizer=program.tokenizer.fingerprint)
+    saved = store.read(store.newest())
     store.restore(saved, state, sharding=program.state_sharding)
     store.close()
     return {

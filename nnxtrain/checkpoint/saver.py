@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 
 from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError, Saved
+from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.checkpoint import CheckpointConfig
-from nnxtrain.errors import CheckpointError, NonFiniteError
+from nnxtrain.errors import CheckpointError, ConfigError, NonFiniteError
 from nnxtrain.state import TrainStateNNX
 
 
@@ -120,7 +121,8 @@ def restore_run(
     for step in steps:
         state = wanted.make_state()
         try:
-            saved = store.read(step, tokenizer=wanted.tokenizer)
+            saved = store.read(step)
+            check_tokenizer(saved, wanted.tokenizer)
             _check_sequence(saved, wanted.sequence)
             store.restore(saved, state, sharding=wanted.sharding)
         except DifferentTreeError:
@@ -142,6 +144,7 @@ def load_weights(store: CheckpointStore, state: TrainStateNNX, config: Checkpoin
     """Reads the weights of the newest checkpoint that `checkpoint.init_*` choose into `state`; returns its step.
 
     Raises:
+        ConfigError: a pattern matches no parameter.
         CheckpointError: there is none, or the weights chosen differ in name, shape or type.
     """
 
@@ -149,9 +152,21 @@ def load_weights(store: CheckpointStore, state: TrainStateNNX, config: Checkpoin
         included = any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_include)
         return included and not any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_exclude)
 
-    saved = store.read(store.newest(), tokenizer=wanted.tokenizer)
+    saved = store.read(store.newest())
+    check_tokenizer(saved, wanted.tokenizer)
+    paths = ["/".join(path) for path in flat(state, "model")]
+    for key in ("init_include", "init_exclude"):
+        for pattern in getattr(config, key):
+            if not fnmatch.filter(paths, pattern):
+                raise ConfigError(f"checkpoint.{key}: {pattern!r} matches no parameter, such as {paths[0]}")
     store.restore(saved, state, sharding=wanted.sharding, items=("model",), wants=wants)
     return saved.step
+
+
+def check_tokenizer(saved: Saved, tokenizer: str) -> None:
+    """Raises DifferentTreeError if a checkpoint was trained with another tokenizer than that of this fingerprint."""
+    if (was := saved.meta["tokenizer"]) != tokenizer:
+        raise DifferentTreeError(f"step {saved.step} was trained with tokenizer {was}, and this run has {tokenizer}")
 
 
 def _check_sequence(saved: Saved, sequence: int) -> None:

@@ -124,15 +124,10 @@ class CheckpointStore:
         with self._told("was not written"):
             self._manager.check_for_errors()
 
-    def read(self, step: int, *, tokenizer: str) -> Saved:
+    def read(self, step: int) -> Saved:
         """Returns what is known of the checkpoint of `step`.
 
-        Args:
-            step: of the checkpoint.
-            tokenizer: fingerprint of the tokenizer that it is wanted for.
-
         Raises:
-            DifferentTreeError: it was trained with another tokenizer.
             CheckpointError: it is not there, is of another format, or cannot be read.
         """
         if step not in self.steps():
@@ -153,9 +148,6 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{self.folder}/{step} is of format {saved.meta['format']}; this version reads {FORMAT}"
             )
-        if saved.meta["tokenizer"] != tokenizer:
-            was = saved.meta["tokenizer"]
-            raise DifferentTreeError(f"step {step} was trained with tokenizer {was}, and this run has {tokenizer}")
         return saved
 
     def restore(

@@ -68,8 +68,7 @@ class TrainBatches:
         self._cut = cut
         self._rows_per_epoch = len(rows)
         self.end = None if order.epochs is None else len(rows) * order.epochs
-        if self.end is not None and order.drop_remainder:
-            self.end -= self.end % cut.global_size
+        self._drops = order.drop_remainder
         read = grain.MapDataset.source(_Checked(rows, vocab))
         if order.shuffle:
             read = read.seed(order.seed).shuffle()
@@ -121,8 +120,12 @@ class TrainBatches:
             if first > row:
                 yield row, first
             row = max(row, end)
-        if self.end is None or row < self.end:
-            yield row, self.end
+        if self.end is None:
+            yield row, None
+            return
+        end = self.end - ((self.end - row) % self.global_size if self._drops else 0)
+        if row < end:
+            yield row, end
 
 
 def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Iterator[Batch]:

@@ -60,7 +60,7 @@ def small_state(*, size: int = 3, seed: int = 0, step: int = 0, rule=optax.adam)
 
 def open_store(folder, **keys) -> CheckpointStore:
     """Returns the store of `folder`."""
-    return CheckpointStore(folder, CheckpointConfig(**keys))
+    return CheckpointStore(folder, CheckpointConfig(**keys), read_only=False)
 
 
 def save(store: CheckpointStore, step: int, state: TrainStateNNX | None = None, *, loss: float | None = None) -> None:
@@ -130,7 +130,9 @@ def test_what_was_restored_saves_to_the_same_leaves(tmp_path, words):
     restored, saved = program.abstract_state(), first.read(3)
     first.restore(saved, restored, sharding=SHARDING)
     second = open_store(tmp_path / "second")
-    second.save(3, restored, data=saved.data, meta={name: saved.meta[name] for name in ("tokenizer",)}, loss=None)
+    second.save(
+        3, restored, data=saved.data, meta={name: saved.meta[name] for name in ("tokenizer", "config")}, loss=None
+    )
     second.wait()
     again, resaved = program.abstract_state(), second.read(3)
     second.restore(resaved, again, sharding=SHARDING)
@@ -196,7 +198,7 @@ def test_another_tree_is_refused_by_path(tmp_path, make, says):
     store.close()
 
 
-@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize("scan", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_scanned_and_unrolled_checkpoints_become_each_other(tmp_path, scan):
     """Weights and moments of both layouts are the same numbers, bitwise (B14)."""
     words = ("model.embed=32", "model.layers=3")

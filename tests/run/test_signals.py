@@ -15,7 +15,7 @@ BEGIN = """
 import os, signal, sys, time
 from nnxtrain.run.signals import StopSignals
 def say(line): print(line, flush=True)
-signals = StopSignals(say=say, leave=lambda: say("left"))
+signals = StopSignals(say=say, leave=lambda code: say(f"left {code}"))
 """
 BUSY = (
     BEGIN
@@ -79,7 +79,7 @@ def test_with_nothing_to_save_the_first_signal_ends_the_process():
     assert process.returncode == STOPPED
     assert time.monotonic() - began < 5
     assert "nothing is to be saved" in out
-    assert out.endswith("left\n")
+    assert out.endswith(f"left {STOPPED}\n")
 
 
 def test_other_signals_stay_what_they_were():
@@ -99,7 +99,7 @@ def test_a_signal_of_another_handler_does_not_ask():
     seen, said = [], []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
-        with StopSignals(say=said.append, leave=lambda: None) as signals:
+        with StopSignals(say=said.append, leave=lambda code: None) as signals:
             os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.2)
             assert not signals.asked
@@ -116,7 +116,7 @@ def test_what_was_there_before_comes_back():
     signal.set_wakeup_fd(wakeup)
     said: list[str] = []
     for _ in range(3):
-        with StopSignals(say=said.append, leave=lambda: None) as signals:
+        with StopSignals(say=said.append, leave=lambda code: None) as signals:
             signals.guard_unsaved()
             os.kill(os.getpid(), signal.SIGTERM)
             deadline = time.monotonic() + 10

@@ -26,7 +26,7 @@ class Line(nnx.Module):
 
 
 def loss_sum(model: Line, microbatch, key):
-    """Returns a loss whose kind stands in `inputs`: good, infinite, with an infinite gradient, of no target, or steep."""
+    """Returns a loss whose kind stands in `inputs`: good, infinite, of an infinite slope, without a target, steep."""
     kind = microbatch["inputs"][0]
     loss = jnp.sum(model.w[...] ** 2) * jnp.where(kind == STEEP, 50, 1) * jnp.where(kind == INFINITE, jnp.inf, 1)
     gap = model.w[0] - jax.lax.stop_gradient(model.w[0])
