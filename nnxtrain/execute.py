@@ -13,7 +13,7 @@ import jax
 
 from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
 from nnxtrain.cache import use_compilation_cache
-from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, load_weights, restore_run
+from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, find_weights, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import all_finite
 from nnxtrain.config.load import as_mapping, differences, to_yaml
@@ -157,6 +157,7 @@ class _Run:
             with closing(self.weights_source()) as source:
                 if not source.steps():
                     raise ConfigError(f"checkpoint.init_from={config.checkpoint.init_from}: no checkpoint is there")
+                find_weights(source, config.checkpoint, self.wanted())  # refuses before anything is written
         self.summary |= {"step": done, "resumed_from": done if state is not None else None}
         self.total = self.data.steps(done, self.position)
         self.begin(done)

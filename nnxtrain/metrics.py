@@ -1,5 +1,6 @@
 """What a run writes of its steps: `metrics.jsonl`, TensorBoard, the console's progress, the figures of the summary."""
 
+import contextlib
 import json
 import math
 import statistics
@@ -121,9 +122,10 @@ class Recorder:
         self._board = SummaryWriter(str(self._board_folder), write_to_disk=self._log.tensorboard)
 
     def close(self) -> None:
-        """Brings everything to disk."""
-        self._file.close()
-        self._board.close()
+        """Ends writing; every row was flushed when it was written, so a full disk loses nothing here."""
+        for writer in (self._file, self._board):
+            with contextlib.suppress(OSError):
+                writer.close()
 
     def _write(self, row: dict[str, Any], *, to_board: bool) -> None:
         self._file.write(json.dumps(finite(row)) + "\n")

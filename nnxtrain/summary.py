@@ -67,11 +67,12 @@ class Summary:
             self.values |= {"reason": str(error) if is_known else f"{type(error).__name__}: {error}"}
             self.values["exit_code"] = error.exit_code if isinstance(error, UserError) else 1
             if self._has_begun and not is_known:
-                with (self._folder / "train.log").open("a", encoding="utf-8") as log:
+                with contextlib.suppress(OSError), (self._folder / "train.log").open("a", encoding="utf-8") as log:
                     traceback.print_exc(file=log)
+            with contextlib.suppress(OSError):  # the error that ended the run is what people must see
+                self.write()
             raise
-        finally:
-            self.write()
+        self.write()
 
 
 def figures(recorder: Recorder, *, step: int, device: jax.Device) -> dict[str, Any]:

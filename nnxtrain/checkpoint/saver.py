@@ -140,13 +140,20 @@ def restore_run(
     return None
 
 
-def load_weights(store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, wanted: Wanted) -> int:
-    """Reads the weights of the newest checkpoint that `checkpoint.init_*` choose into `state`; returns its step.
+def find_weights(
+    store: CheckpointStore, config: CheckpointConfig, wanted: Wanted
+) -> tuple[Saved, Callable[[str], bool]]:
+    """Returns the newest checkpoint of another run, and which of its weights `checkpoint.init_*` choose, by path.
 
     Raises:
-        ConfigError: a pattern matches no parameter.
+        ConfigError: a pattern of what to take matches no parameter.
         CheckpointError: there is none, or the weights chosen differ in name, shape or type.
     """
+    state = wanted.make_state()
+    paths = ["/".join(path) for path in flat(state, "model")]
+    for pattern in config.init_include:
+        if not fnmatch.filter(paths, pattern):
+            raise ConfigError(f"checkpoint.init_include: {pattern!r} matches no parameter, such as {paths[0]}")
 
     def wants(path: str) -> bool:
         included = any(fnmatch.fnmatchcase(path, pattern) for pattern in config.init_include)
@@ -154,11 +161,13 @@ def load_weights(store: CheckpointStore, state: TrainStateNNX, config: Checkpoin
 
     saved = store.read(store.newest())
     check_tokenizer(saved, wanted.tokenizer)
-    paths = ["/".join(path) for path in flat(state, "model")]
-    for key in ("init_include", "init_exclude"):
-        for pattern in getattr(config, key):
-            if not fnmatch.filter(paths, pattern):
-                raise ConfigError(f"checkpoint.{key}: {pattern!r} matches no parameter, such as {paths[0]}")
+    store.compare(saved, state, "model", wants=wants)
+    return saved, wants
+
+
+def load_weights(store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, wanted: Wanted) -> int:
+    """Reads the weights that `find_weights` finds into `state`; returns their step."""
+    saved, wants = find_weights(store, config, wanted)
     store.restore(saved, state, sharding=wanted.sharding, items=("model",), wants=wants)
     return saved.step
 

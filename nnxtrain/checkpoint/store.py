@@ -69,6 +69,7 @@ class CheckpointStore:
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=config.background,
             preservation_policy=_preservation(config),
+            best_fn=_goodness,  # without it orbax keeps metrics in memory alone
         )
         self._saving: int | None = None
         self._open()
@@ -176,16 +177,25 @@ class CheckpointStore:
         """
         self._saving = saved.step
         for name in items:
-            whole = {path: leaf_of(leaf) for path, leaf in flat(state, name).items()}
-            target = {path: leaf for path, leaf in whole.items() if wants("/".join(path))}
-            leaves = saved.leaves(name)
-            there = in_layout_of(whole, leaves, take=cut_leaf, join=join_leaves)
-            self._compare({path: leaf for path, leaf in there.items() if wants("/".join(path))}, target, name)
+            self.compare(saved, state, name, wants=wants)
+            leaves, whole = saved.leaves(name), flat(state, name)
             abstract = {path: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for path, leaf in leaves.items()}
             with self._told("cannot be read"):
                 tree = self._read_arrays(name, nested(abstract))
             arrays = in_layout_of(whole, tree, take=lambda leaf, at: leaf[at], join=jnp.stack)
-            put(state, name, {path: leaf for path, leaf in arrays.items() if path in target})
+            put(state, name, {path: leaf for path, leaf in arrays.items() if wants("/".join(path))})
+
+    def compare(
+        self, saved: Saved, state: TrainStateNNX, name: str, *, wants: Callable[[str], bool] = lambda path: True
+    ) -> None:
+        """Raises DifferentTreeError if the arrays of an item that `state` wants are not those of a checkpoint."""
+        whole = {path: leaf_of(leaf) for path, leaf in flat(state, name).items()}
+        there = in_layout_of(whole, saved.leaves(name), take=cut_leaf, join=join_leaves)
+        asked = ({path: leaf for path, leaf in tree.items() if wants("/".join(path))} for tree in (there, whole))
+        if lines := differences(*asked):
+            first = f"{self.folder}/{saved.step}: {name} is not that of this configuration"
+            more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+            raise DifferentTreeError("\n  ".join([first, *lines[:LISTED], *more]))
 
     def set_aside(self, beyond: int) -> list[int]:
         """Moves checkpoints of later steps than `beyond` to `checkpoints.dropped/`; returns their steps."""
@@ -222,13 +232,6 @@ class CheckpointStore:
         wanted = ocp.args.PyTreeRestore(item=abstract, restore_args=arguments)
         return flattened(self._manager.restore(self._saving, args=ocp.args.Composite(**{name: wanted}))[name])
 
-    def _compare(self, there: Mapping[TreePath, Leaf], target: Mapping[TreePath, Leaf], name: str) -> None:
-        lines = differences(there, target)
-        if lines:
-            first = f"{self.folder}/{self._saving}: {name} is not that of this configuration"
-            more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-            raise DifferentTreeError("\n  ".join([first, *lines[:LISTED], *more]))
-
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         try:
@@ -238,6 +241,10 @@ class CheckpointStore:
         except Exception as error:  # orbax and its storage layer raise many kinds
             reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"step {self._saving}: the checkpoint in {self.folder} {what}: {reason}") from error
+
+
+def _goodness(metrics: Mapping[str, float]) -> float:
+    return -metrics["loss"]
 
 
 def _preservation(config: CheckpointConfig) -> policies.PreservationPolicy:

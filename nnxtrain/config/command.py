@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from nnxtrain.config.load import list_keys, load, to_yaml
 from nnxtrain.config.schema import Config
-from nnxtrain.errors import STOPPED, ConfigError, UserError
+from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
 
 
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -53,6 +54,15 @@ def choose_platform(config: Config) -> None:
     """Tells jax, before it is imported, which backend `debug.platform` names."""
     if config.debug.platform != "auto":
         os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process with an exit code; after a failed save at once, for orbax's threads then wait on for minutes."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == CheckpointError.exit_code:
+        os._exit(code)
+    sys.exit(code)
 
 
 def leave_on_signals() -> None:

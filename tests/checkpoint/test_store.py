@@ -293,7 +293,7 @@ def test_reading_changes_nothing_in_the_folder(tmp_path):
     (tmp_path / "checkpoints" / "4.orbax-checkpoint-tmp").mkdir()
     (tmp_path / "checkpoints" / "4.orbax-checkpoint-tmp" / "part").write_text("half")
     before = sorted(tmp_path.rglob("*"))
-    reader = open_store(tmp_path / "checkpoints")
+    reader = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig())
     read_back(reader, reader.newest())
     reader.close()
     assert sorted(tmp_path.rglob("*")) == before
