@@ -152,7 +152,7 @@ class _Run:
         for line in first_lines(self.data, parameters=self.parameters):
             self.console.say(line)
         self.console.say(f"run      {self.folder}")
-        state, done = self.restore()
+        state, done = self.restore(config.checkpoint.resume)
         if state is None and config.checkpoint.init_from is not None:
             with closing(self.weights_source()) as source:
                 if not source.steps():
@@ -185,9 +185,8 @@ class _Run:
         }
         return done
 
-    def restore(self) -> tuple[TrainStateNNX | None, int]:
-        """Reads the checkpoint that the run goes on from; returns its state, or None, and the steps that are behind."""
-        resume = self.config.checkpoint.resume
+    def restore(self, resume: str) -> tuple[TrainStateNNX | None, int]:
+        """Reads the checkpoint to go on from; returns its state, or None, and the steps that are behind."""
         found = restore_run(self.store, self.wanted(), resume=resume, say=self.console.say)
         if found is None:
             return None, 0
@@ -294,7 +293,7 @@ class _Run:
         skipped = self.position.without(first, end).skipped
         self.console.say(f"rollback {error}")
         self.console.say(f"         rows {first} to {end} are left out from now on")
-        state, done = self.restore()
+        state, done = self.restore("must")
         self.position = self.position._replace(skipped=skipped)
         self.total = self.data.steps(done, self.position)
         self.load(state)

@@ -152,6 +152,6 @@ def _complaint(row: dict[str, Any]) -> str:
     what = f"loss={row['loss']}, grad_norm={row['grad_norm']}"
     kind = "loss or gradients are not finite"
     if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
-        kind = "one more update in a row would be left out (debug.nonfinite_limit)"
+        kind = "the update is a spike"
     cure = "the weights were left as they were; try a lower optimizer.learning_rate or optimizer.clip_norm"
-    return f"step {row['step']}: {kind} ({what}); {cure}"
+    return f"step {row['step']}: {kind} ({what}; see debug.on_nonfinite and debug.nonfinite_limit); {cure}"

@@ -1,7 +1,6 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from nnxtrain.config.command import (
     answer_about_keys,
     choose_platform,
     guarded,
+    leave,
     leave_on_signals,
     load_config,
     parse,
@@ -100,7 +100,9 @@ def _is_finished(config: Config, folder: Path) -> bool:
     print(f"  look at it   {folder}/report.html")
     print(f"  use it       python -m nnxtrain.generate {folder}")
     more = (
-        f"steps={2 * config.steps}" if summary["step"] >= config.steps else "data.epochs: the data ended before steps"
+        f"steps={2 * max(config.steps, summary['step'])}"
+        if summary["step"] >= config.steps
+        else "data.epochs: the data ended before steps"
     )
     print(f"  go on        with more {more}")
     print(f"  start anew   choose another run_name=NAME, or delete {folder}")
@@ -108,4 +110,4 @@ def _is_finished(config: Config, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    leave(guarded(main))

@@ -59,7 +59,8 @@ class CheckpointStore:
             read_only: only the run that owns the folder may write; leftovers of saves that a crash cut short, which
                 could be the live save of another process, are removed when it is opened for writing.
         """
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells each phase, and tells errors twice
+        for name in ("absl", "asyncio"):  # orbax tells each phase there, and tells errors twice
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self.folder = folder.resolve()
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=config.ocdbt, use_zarr3=config.zarr3)
         self._handlers = dict.fromkeys(ARRAYS, handler) | dict.fromkeys(NOTES, ocp.JsonCheckpointHandler())

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 from nnxtrain.errors import STOPPED
 
@@ -65,15 +66,19 @@ class StopSignals:
                 continue
             name = signal.Signals(number).name
             if self.asked:
-                self._leave(128 + number)
-                os._exit(128 + number)
+                self._end(128 + number)
             self._asked.set()
             if self._nothing_to_save.is_set():
                 self._say(f"{name}: nothing is to be saved; the run ends")
-                self._leave(STOPPED)
-                os._exit(STOPPED)
+                self._end(STOPPED)
             self._say(f"{name}: the run ends after this step and saves; a second signal ends it at once")
         self._reader.close()
+
+    def _end(self, code: int) -> NoReturn:
+        try:
+            self._leave(code)
+        finally:
+            os._exit(code)
 
 
 def _pass(number: int, frame: FrameType | None) -> None:

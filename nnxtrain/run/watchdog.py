@@ -55,6 +55,8 @@ class Watchdog:
                 faulthandler.dump_traceback(file=file, all_threads=True)
             self._say(f"no step for {timeout_s:g} s (debug.hang_timeout_s); the stacks of all threads are in {path}")
             if self._leave is not None:
-                self._leave(HUNG)
-                os._exit(HUNG)
+                try:
+                    self._leave(HUNG)
+                finally:
+                    os._exit(HUNG)
             self.beat()
