@@ -33,6 +33,8 @@ CONSTANT = ("schedule.name=constant",)  # the horizon of the run that goes on is
 EXACT = ("step", "loss", "grad_norm", "learning_rate", "epoch")
 POISON = "~"
 
+pytestmark = pytest.mark.slow  # real processes that are stopped at every kind of moment
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_compiles(tmp_path_factory):
