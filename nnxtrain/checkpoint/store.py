@@ -59,7 +59,7 @@ class CheckpointStore:
             read_only: only the run that owns the folder may write; leftovers of saves that a crash cut short, which
                 could be the live save of another process, are removed when it is opened for writing.
         """
-        for name in ("absl", "asyncio"):  # orbax tells each phase there, and tells errors twice
+        for name in ("absl", "asyncio", "concurrent.futures"):  # orbax tells each phase there, and tells errors twice
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self.folder = folder.resolve()
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=config.ocdbt, use_zarr3=config.zarr3)
