@@ -45,8 +45,9 @@ def test_a_tied_head_is_the_embedding():
 
 def test_soft_cap_bounds_the_scores():
     """The cap acts on what the loss sees."""
-    _, scores = scores_of(tiny_program("model.logit_softcap=5"))
-    assert float(jnp.abs(scores).max()) < 5
+    _, free = scores_of(tiny_program())
+    _, scores = scores_of(tiny_program("model.logit_softcap=2"))
+    assert float(jnp.abs(scores).max()) < 2 < float(jnp.abs(free).max())
 
 
 def test_bfloat16_computes_in_it_and_keeps_float32_weights_and_scores():
