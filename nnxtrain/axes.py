@@ -12,6 +12,7 @@ MLP = "mlp"
 VOCAB = "vocab"
 LAYER = "layer"
 STAGE = "stage"
+WHOLE = ""  # a dimension that no device shares
 
 STACKED = (LAYER, STAGE)  # axes that count copies of a parameter; they say nothing about what it is
 

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from nnxtrain.compile.chips import peak_flops
+from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
 from nnxtrain.data.sources import DATASETS, RowSpec, make_tokenizer
@@ -27,7 +28,8 @@ from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
 from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
-from nnxtrain.sharding.mesh import make_mesh, replicated, rows_sharding
+from nnxtrain.sharding.mesh import make_mesh
+from nnxtrain.sharding.rules import MeshLayout
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.accumulate import ACCUMULATORS
 from nnxtrain.steps.eval_step import make_eval_step
@@ -44,6 +46,7 @@ class Program:
     config: Config
     mesh: jax.sharding.Mesh
     tokenizer: Tokenizer
+    layout: MeshLayout
     make_state: Callable[[], TrainStateNNX]
     train_step: TrainStep
 
@@ -54,26 +57,24 @@ class Program:
 
     def batch_spec(self) -> Batch:
         """Returns shapes, types and shardings of a batch, leaves `[m b ...]`."""
-        sharding = rows_sharding(self.mesh, row_axis=1)
         tokens = (*self.cut, self.config.batch.sequence)
         names = ("inputs", "targets", "positions", "segment_ids")
         leaves: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(names, (tokens, jnp.int32))
         leaves |= {"mask": (tokens, jnp.bool_), "rows": (tuple(self.cut), jnp.int32)}
-        return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for name, leaf in leaves.items()}
-
-    @property
-    def state_sharding(self) -> jax.sharding.Sharding:
-        """Where every array of the state lies."""
-        return replicated(self.mesh)
+        return {
+            name: jax.ShapeDtypeStruct(*leaf, sharding=self.layout.rows(row_axis=1, tokens=name != "rows"))
+            for name, leaf in leaves.items()
+        }
 
     def abstract_state(self) -> TrainStateNNX:
-        """Returns the state as modules of shapes and types."""
-        return nnx.eval_shape(self.make_state)
+        """Returns the state as modules of shapes, types and shardings."""
+        graph, state = nnx.split(nnx.eval_shape(self.make_state))
+        return nnx.merge(graph, self.layout.state(state))
 
     def make_engine(self) -> SingleEngine:
         """Compiles the step; `initialise` or `load` then gives the engine its state."""
         engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
-        return engine(self.make_state, self.train_step, sharding=self.state_sharding, batch=self.batch_spec())
+        return engine(self.make_state, self.train_step, state=self.abstract_state(), batch=self.batch_spec())
 
 
 def make_program(
@@ -90,8 +91,9 @@ def make_program(
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
     """
     mesh = make_mesh(config.mesh, devices or _devices(config.debug.platform))
-    for key, problem in config.row_problems(mesh.size):
+    for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
+    layout = MeshLayout(mesh, config.mesh.rules)
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
     schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
     make_model = functools.partial(
@@ -99,6 +101,7 @@ def make_program(
         config.model,
         vocab=tokenizer.size,
         wrap=_remat(config),
+        layout=layout,
         precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),
         rngs_at=rngs_from(config.seed),
     )
@@ -110,8 +113,10 @@ def make_program(
     name = config.batch.accumulator
     if name == "auto":
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"
-    accumulate = lookup(ACCUMULATORS, name, key="batch.accumulator")
-    loss_sum = make_loss_sum(z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks)
+    accumulate = layout.accumulator(lookup(ACCUMULATORS, name, key="batch.accumulator"))
+    loss_sum = make_loss_sum(
+        z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks, spread=layout.over_rows
+    )
     judge = make_judge(
         skips=config.debug.on_nonfinite == "skip",
         spike_deviations=config.debug.spike_deviations,
@@ -119,12 +124,12 @@ def make_program(
         limit=config.debug.nonfinite_limit,
     )
     train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
-    return Program(config, mesh, tokenizer, make_state, train_step)
+    return Program(config, mesh, tokenizer, layout, make_state, train_step)
 
 
 def on_one_device(config: Config) -> Config:
     """Returns `config` for work that one device does, whatever the mesh of the run."""
-    return replace(config, mesh=replace(config.mesh, data=1))
+    return replace(config, mesh=MeshConfig(data=1))
 
 
 def rngs_from(seed: int) -> RngsAt:
@@ -147,11 +152,18 @@ class Data:
 
     def put_train(self, batch: Batch) -> Batch:
         """Brings a batch, leaves `[m b ...]`, to the devices."""
-        return jax.device_put(batch, rows_sharding(self.program.mesh, row_axis=1))
+        return self._put(batch, row_axis=1)
 
     def put_eval(self, batch: Batch) -> Batch:
         """Brings a batch, leaves `[b ...]`, to the devices."""
-        return jax.device_put(batch, rows_sharding(self.program.mesh, row_axis=0))
+        return self._put(batch, row_axis=0)
+
+    def _put(self, batch: Batch, *, row_axis: int) -> Batch:
+        layout = self.program.layout
+        return {
+            name: jax.device_put(leaf, layout.rows(row_axis=row_axis, tokens=name != "rows"))
+            for name, leaf in batch.items()
+        }
 
     def steps(self, done: int = 0, position: Position = START) -> int:
         """Returns the steps of the run: those asked for, or fewer where the data ends before.
@@ -193,7 +205,8 @@ def make_scale(data: Data, *, steps: int) -> Scale:
 def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], bool]], Evaluation | None]]:
     """Returns for each held-out set what evaluates the model of `bind` on it, or returns None if it `stops`."""
     program, config = data.program, data.program.config
-    eval_step = bind(make_eval_step(make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks)))
+    spread = program.layout.over_rows
+    eval_step = bind(make_eval_step(make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks, spread=spread)))
 
     def evaluator(name: str) -> Callable[[Callable[[], bool]], Evaluation | None]:
         def run(stops: Callable[[], bool]) -> Evaluation | None:

@@ -64,12 +64,7 @@ def evaluate_run(config: Config, folder: Path) -> int:
         step = store.newest()
         saved = store.read(step)
         check_tokenizer(saved, program.tokenizer.fingerprint)
-        store.restore(
-            saved,
-            state,
-            sharding=program.state_sharding,
-            items=("model",),
-        )
+        store.restore(saved, state, items=("model",))
     for name, evaluate in make_evaluators(data, bind_to(state.model)).items():
         if (result := evaluate(lambda: False)) is not None:
             print(json.dumps(finite({"step": step, "name": name, **result._asdict()})))

@@ -9,8 +9,6 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
 from nnxtrain.cache import use_compilation_cache
 from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, find_weights, load_weights, restore_run
@@ -221,13 +219,13 @@ class _Run:
                 step = load_weights(store, state, self.config.checkpoint, wanted=self.wanted())
             self.console.say(f"weights  of {store.folder.parent}, step {step}")
         state.guard.release()
-        self.engine.load(jax.device_put(state, self.program.state_sharding))
+        self.engine.load(state)
 
     def wanted(self) -> Wanted:
         """Returns what the run asks of a checkpoint."""
         program = self.program
         fingerprint, sequence = program.tokenizer.fingerprint, self.config.batch.sequence
-        return Wanted(program.abstract_state, program.state_sharding, fingerprint, sequence)
+        return Wanted(program.abstract_state, fingerprint, sequence)
 
     def weights_source(self) -> CheckpointStore:
         """Opens the checkpoints that `checkpoint.init_from` names."""

@@ -65,7 +65,7 @@ def write_text(folder: Path, config: Config) -> str:
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         saved = store.read(store.newest())
         check_tokenizer(saved, program.tokenizer.fingerprint)
-        store.restore(saved, state, sharding=program.state_sharding, items=("model",))
+        store.restore(saved, state, items=("model",))
     return make_writer(config, program.tokenizer, bind_to(state.model))()
 
 

@@ -58,8 +58,27 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 RngsAt = Callable[[str, Any], nnx.Rngs]
 
 
+# turns `function(weights, rows) -> sums` into one that each device runs on its own rows; the sums are added once
+Spread = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]
+
 # turns `function(model, *args)` into a compiled `function(*args)` of one model
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Layout(Protocol):
+    """Where arrays lie on the mesh; they are named by the logical names of their dimensions."""
+
+    def activations(self, x: jax.Array, *axes: str) -> jax.Array:
+        """Returns `x` where these axes say that it lies; an empty name is a dimension that is whole everywhere."""
+        ...
+
+    def weights(self, module: Any) -> Any:
+        """Returns a module with its weights where a computation needs them."""
+        ...
+
+    def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
+        """Returns the rows `[b s d]` of a table `[v d]` that `ids` `[b s]` name."""
+        ...
 
 
 class Rows(Protocol):

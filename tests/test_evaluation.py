@@ -95,7 +95,8 @@ class UnevenRows:
 def bind_on(devices: int):
     """Returns what compiles functions of a model with the initial weights on some devices."""
     program = tiny_program("model.vocab=384", devices=devices)
-    return bind_to(jax.device_put(program.make_state().model, program.state_sharding))
+    places = jax.tree.map(lambda leaf: leaf.sharding, program.abstract_state().model)
+    return bind_to(jax.device_put(program.make_state().model, places))
 
 
 def uneven_evaluation(size: int, devices: int):

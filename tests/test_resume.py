@@ -106,7 +106,7 @@ def arrays(folder, step: int | None = None) -> tuple[dict, dict[str, np.ndarray]
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         saved = store.read(step or store.newest())
-        store.restore(saved, state, sharding=program.state_sharding)
+        store.restore(saved, state)
     return saved.data, {
         f"{name}/{'/'.join(path)}": np.asarray(leaf) for name in PARTS for path, leaf in flat(state, name).items()
     }

@@ -93,7 +93,7 @@ def state_of(folder):
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         saved = store.read(store.newest())
-        store.restore(saved, state, sharding=program.state_sharding)
+        store.restore(saved, state)
     return saved, state
 
 

@@ -53,7 +53,7 @@ def convert(run: Path, output: Path, *, layout: str, step: int) -> int:
     state = program.abstract_state()
     with closing(CheckpointStore(run / "checkpoints", config.checkpoint)) as source:
         saved = source.read(source.newest() if step < 0 else step)
-        source.restore(saved, state, sharding=program.state_sharding)
+        source.restore(saved, state)
     meta = {name: saved.meta[name] for name in ("versions", "tokenizer", "mesh", "corpus")} | {
         "config": as_mapping(config)
     }

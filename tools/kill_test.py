@@ -138,7 +138,7 @@ def weights(run: Path) -> dict[str, bytes]:
     state = program.abstract_state()
     store = CheckpointStore(run / "checkpoints", config.checkpoint)
     saved = store.read(store.newest())
-    store.restore(saved, state, sharding=program.state_sharding)
+    store.restore(saved, state)
     store.close()
     return {
         f"{name}/{'/'.join(path)}": np.asarray(leaf).tobytes()

@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 Path = tuple[str, ...]
@@ -57,6 +59,19 @@ def cut_leaf(leaf: Leaf, index: int) -> Leaf:
 def join_leaves(leaves: list[Leaf]) -> Leaf:
     """Returns the shape and type of arrays of all layers when they are stacked."""
     return Leaf((len(leaves), *leaves[0].shape), leaves[0].dtype)
+
+
+def cut_placed(array: jax.ShapeDtypeStruct, index: int) -> jax.ShapeDtypeStruct:
+    """Returns one layer of an abstract stacked array, lying as its layers do."""
+    sharding = NamedSharding(array.sharding.mesh, PartitionSpec(*array.sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(array.shape[1:], array.dtype, sharding=sharding)
+
+
+def join_placed(arrays: list[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
+    """Returns the abstract arrays of all layers stacked; layers are not cut apart."""
+    first = arrays[0]
+    sharding = NamedSharding(first.sharding.mesh, PartitionSpec(None, *first.sharding.spec))
+    return jax.ShapeDtypeStruct((len(arrays), *first.shape), first.dtype, sharding=sharding)
 
 
 def is_scanned(paths: Mapping[Path, Any]) -> bool:

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-
 from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError, Saved
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.checkpoint import CheckpointConfig
@@ -85,14 +83,12 @@ class Wanted(NamedTuple):
     """What a run asks of a checkpoint.
 
     Attributes:
-        make_state: makes an abstract state.
-        sharding: of every array.
+        make_state: makes an abstract state, which says where its arrays are to lie.
         tokenizer: fingerprint of the run's tokenizer.
         sequence: tokens of a row, which the position of the data counts.
     """
 
     make_state: Callable[[], TrainStateNNX]
-    sharding: jax.sharding.Sharding
     tokenizer: str
     sequence: int
 
@@ -124,7 +120,7 @@ def restore_run(
             saved = store.read(step)
             check_tokenizer(saved, wanted.tokenizer)
             _check_sequence(saved, wanted.sequence)
-            store.restore(saved, state, sharding=wanted.sharding)
+            store.restore(saved, state)
         except DifferentTreeError:
             raise
         except CheckpointError as error:
@@ -168,7 +164,7 @@ def find_weights(
 def load_weights(store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, wanted: Wanted) -> int:
     """Reads the weights that `find_weights` finds into `state`; returns their step."""
     saved, wants = find_weights(store, config, wanted)
-    store.restore(saved, state, sharding=wanted.sharding, items=("model",), wants=wants)
+    store.restore(saved, state, items=("model",), wants=wants)
     return saved.step
 
 

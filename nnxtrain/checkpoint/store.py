@@ -14,9 +14,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as policies
 
-from nnxtrain.checkpoint.layout import Leaf, cut_leaf, differences, in_layout_of, join_leaves, leaf_of
+from nnxtrain.checkpoint.layout import (
+    Leaf,
+    cut_leaf,
+    cut_placed,
+    differences,
+    in_layout_of,
+    join_leaves,
+    join_placed,
+    leaf_of,
+)
 from nnxtrain.checkpoint.tree import TreePath, flat, flattened, nested, put
 from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.errors import CheckpointError
@@ -157,7 +167,6 @@ class CheckpointStore:
         saved: Saved,
         state: TrainStateNNX,
         *,
-        sharding: jax.sharding.Sharding,
         items: tuple[str, ...] = ARRAYS,
         wants: Callable[[str], bool] = lambda path: True,
     ) -> None:
@@ -168,8 +177,7 @@ class CheckpointStore:
 
         Args:
             saved: the checkpoint.
-            state: gets the arrays.
-            sharding: of every array.
+            state: gets the arrays; each lies where the one that it replaces does, or is said to.
             items: what is restored.
             wants: tells by its path, joined with `/`, whether an array is restored.
 
@@ -179,12 +187,12 @@ class CheckpointStore:
         self._saving = saved.step
         for name in items:
             self.compare(saved, state, name, wants=wants)
-            leaves, whole = saved.leaves(name), flat(state, name)
-            abstract = {path: jax.ShapeDtypeStruct(*leaf, sharding=sharding) for path, leaf in leaves.items()}
+            leaves, whole = saved.leaves(name), {path: _placed(leaf) for path, leaf in flat(state, name).items()}
             with self._told("cannot be read"):
-                tree = self._read_arrays(name, nested(abstract))
+                tree = self._read_arrays(name, nested(_targets(leaves, whole)))
             arrays = in_layout_of(whole, tree, take=lambda leaf, at: leaf[at], join=jnp.stack)
-            put(state, name, {path: leaf for path, leaf in arrays.items() if wants("/".join(path))})
+            wanted = {path: leaf for path, leaf in arrays.items() if wants("/".join(path))}
+            put(state, name, {path: jax.device_put(leaf, whole[path].sharding) for path, leaf in wanted.items()})
 
     def compare(
         self, saved: Saved, state: TrainStateNNX, name: str, *, wants: Callable[[str], bool] = lambda path: True
@@ -242,6 +250,27 @@ class CheckpointStore:
         except Exception as error:  # orbax and its storage layer raise many kinds
             reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"step {self._saving}: the checkpoint in {self.folder} {what}: {reason}") from error
+
+
+def _placed(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns an array, which may be abstract, as shape, type and place; without one of a mesh, on the first device."""
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(Mesh(jax.devices()[:1], "data"), PartitionSpec())
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def _targets(leaves: Mapping[TreePath, Leaf], whole: Mapping[TreePath, Any]) -> dict[TreePath, jax.ShapeDtypeStruct]:
+    """Returns where each saved array is to lie; one that has no like in `whole` is not cut."""
+    places = in_layout_of(leaves, whole, take=cut_placed, join=join_placed)
+    mesh = next(iter(whole.values())).sharding.mesh
+
+    def target(path: TreePath, leaf: Leaf) -> jax.ShapeDtypeStruct:
+        there = places.get(path)
+        is_like = there is not None and there.shape == leaf.shape
+        return jax.ShapeDtypeStruct(*leaf, sharding=there.sharding if is_like else NamedSharding(mesh, PartitionSpec()))
+
+    return {path: target(path, leaf) for path, leaf in leaves.items()}
 
 
 def _goodness(metrics: Mapping[str, float]) -> float:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from nnxtrain.config.coerce import coerce, name_of
 from nnxtrain.config.key import problem_of, show
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
-from nnxtrain.config.presets import PRESETS
+from nnxtrain.config.presets import MESH_PRESETS, PRESETS
 from nnxtrain.config.schema import Config, Leaf, leaves, sections
 from nnxtrain.config.words import NULLS, Word, words_of_command_line, words_of_file
 from nnxtrain.errors import ConfigError
@@ -150,9 +150,10 @@ def _merge(given: Mapping[str, Any]) -> ConfigDict:
     for path, leaf in LEAVES.items():
         section, _, name = path.rpartition(".")
         (defaults[section] if section else defaults)[name] = leaf.default
-    preset = PRESETS.get(given.get("model.preset") or "", {})
     merged = ConfigDict(defaults, type_safe=False)
-    merged.update_from_flattened_dict({f"model.{name}": value for name, value in preset.items()})
+    for section, presets in (("model", PRESETS), ("mesh", MESH_PRESETS)):
+        preset = presets.get(given.get(f"{section}.preset") or "", {})
+        merged.update_from_flattened_dict({f"{section}.{name}": value for name, value in preset.items()})
     merged.update_from_flattened_dict(given)
     return merged
 

@@ -1,24 +1,84 @@
-"""How many devices work along each axis."""
+"""How many devices work along each axis, and what each axis cuts."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nnxtrain.config.key import key
+from nnxtrain.config.presets import MESH_PRESETS
+
+AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # of the device mesh, the slowest links first
+BATCH_AXES = ("data", "fsdp", "expert")  # cut the rows of a batch, unless mesh.rules says otherwise
+CONTEXT_AXES = ("context",)  # cut the tokens of a row
+LOGICAL = ("batch", "sequence", "embed", "heads", "kv_heads", "head_dim", "mlp", "vocab", "layer", "stage")
+OPTIMIZER = "optimizer."  # before a logical axis: the rule is of optimizer state alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """The device mesh. Part of the axes exist: a batch is cut over `data`, everything else is whole on each device."""
+    """The device mesh and the table that says which of its axes cut which dimension."""
 
+    preset: str | None = key(
+        None, "a usual way to share the work; keys of this section beside it win", choices=tuple(MESH_PRESETS)
+    )
     data: int = key(-1, "devices that share a batch; -1 = all that are left", span="[-1, inf)")
-    fsdp: int = key(1, "devices that share weights and a batch", planned=True)
-    tensor: int = key(1, "devices that share the matrices of a layer", planned=True)
-    context: int = key(1, "devices that share a sequence", planned=True)
+    fsdp: int = key(1, "devices that share weights and a batch; -1 = all that are left", span="[-1, inf)")
+    tensor: int = key(1, "devices that share the matrices of a layer; -1 = all that are left", span="[-1, inf)")
+    context: int = key(1, "devices that share a sequence; -1 = all that are left", span="[-1, inf)")
     stage: int = key(1, "devices that hold different layers", planned=True)
-    expert: int = key(1, "devices that hold different experts", planned=True)
-    rules: tuple[str, ...] = key((), "LOGICAL=MESH axis pairs that change the sharding table", planned=True)
+    expert: int = key(
+        1, "devices that hold different experts and share a batch; -1 = all that are left", span="[-1, inf)"
+    )
+    slices: int = key(1, "groups of devices joined by a slower network; mesh.data goes across them", span="[1, inf)")
+    rules: tuple[str, ...] = key((), "LOGICAL=AXIS+AXIS or LOGICAL=none pairs that change the sharding table")
+    replication_tolerance: float = key(
+        0.02, "share of the weights that may lie in fewer pieces than fsdp, tensor, expert allow", span="[0, 1]"
+    )
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the devices along each axis, slowest first; one may be -1.
+
+        `data` takes what the others leave: beside another -1, that is one.
+        """
+        sizes = {name: int(getattr(self, name)) for name in AXES}
+        others = [size for name, size in sizes.items() if name != "data"]
+        return sizes | {"data": 1} if sizes["data"] == -1 in others else sizes
+
+    def ways(self, logical: str, usual: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, str]:
+        """Returns the pieces that `mesh.rules` or the `usual` axes cut a dimension into, and the keys they come from."""
+        axes = dict(map(parsed, self.rules)).get(logical, usual)
+        cutting = [axis for axis in axes if sizes[axis] > 1]
+        return math.prod(sizes[axis] for axis in cutting), " x ".join(f"mesh.{axis}" for axis in cutting)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields `(key, what is wrong and what would be right)`."""
-        if self.data == 0:
-            yield "mesh.data", "0 must be at least 1, or -1 for all devices that are left"
+        sizes = self.sizes()
+        for name in (name for name, size in sizes.items() if size == 0 or size < -1):
+            yield f"mesh.{name}", f"{sizes[name]} must be at least 1, or -1 for all devices that are left"
+        free = [name for name, size in sizes.items() if size == -1]
+        for name in free[1:]:
+            yield f"mesh.{name}", f"-1 is given to mesh.{free[0]} too; only one axis can take all that are left"
+        if self.slices > 1 and sizes["data"] > 0 and sizes["data"] % self.slices:
+            fits = math.ceil(sizes["data"] / self.slices) * self.slices
+            yield (
+                "mesh.data",
+                f"{sizes['data']} must be a multiple of mesh.slices={self.slices}; the next that fits is {fits}",
+            )
+        for rule in self.rules:
+            yield from (("mesh.rules", what) for what in _problems_of(rule))
+
+
+def parsed(rule: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the logical axis of `LOGICAL=AXIS+AXIS` and the mesh axes that cut it."""
+    logical, _, axes = rule.partition("=")
+    return logical, () if axes == "none" else tuple(axes.split("+"))
+
+
+def _problems_of(rule: str) -> Iterator[str]:
+    logical, axes = parsed(rule)
+    if logical.removeprefix(OPTIMIZER) not in LOGICAL:
+        yield f"{rule!r}: {logical!r} is not one of {', '.join(LOGICAL)}, alone or behind {OPTIMIZER}"
+    if unknown := [axis for axis in axes if axis not in AXES]:
+        yield f"{rule!r}: {unknown[0]!r} is not one of {', '.join(AXES)}, joined by +, or none"
+    if len(set(axes)) < len(axes):
+        yield f"{rule!r}: an axis is named twice"

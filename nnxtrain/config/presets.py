@@ -1,4 +1,4 @@
-"""Sizes of published decoders, for `model.preset`.
+"""Sizes of published decoders, for `model.preset`, and usual meshes, for `mesh.preset`.
 
 Sources: Llama 2, arXiv:2307.09288; Llama 3, arXiv:2407.21783; GPT-2, Radford et al. 2019 (its sizes in our decoder:
 rotary positions and a gated feed-forward layer of the same number of weights).
@@ -19,4 +19,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3-70b": _LLAMA3 | {"layers": 80, "embed": 8192, "heads": 64, "mlp": 28672},
     "llama3.1-8b": _LLAMA31 | {"layers": 32, "embed": 4096, "heads": 32, "mlp": 14336},
     "llama3.2-1b": _LLAMA32 | {"layers": 16, "embed": 2048, "heads": 32, "head_dim": 64, "mlp": 8192},
+}
+
+# data: weights whole on each device; zero1: optimizer state cut over all of them; fsdp: weights too; fsdp_tensor: the
+# matrices of a layer over two neighbours; context: the tokens of a row over two neighbours
+MESH_PRESETS: dict[str, dict[str, Any]] = {
+    "data": {"data": -1},
+    "zero1": {"data": -1, "rules": ("optimizer.embed=data+fsdp",)},
+    "fsdp": {"fsdp": -1},
+    "fsdp_tensor": {"fsdp": -1, "tensor": 2},
+    "context": {"fsdp": -1, "context": 2},
 }

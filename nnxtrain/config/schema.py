@@ -1,6 +1,6 @@
 """The whole configuration, and the checks that cross its sections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -16,7 +16,7 @@ from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.key import key
 from nnxtrain.config.log import LogConfig
 from nnxtrain.config.loss import LossConfig
-from nnxtrain.config.mesh import MeshConfig
+from nnxtrain.config.mesh import BATCH_AXES, CONTEXT_AXES, MeshConfig
 from nnxtrain.config.model import ModelConfig
 from nnxtrain.config.optimizer import OptimizerConfig
 from nnxtrain.config.pipeline import PipelineConfig
@@ -70,12 +70,11 @@ class Config:
                 "loss.chunks",
                 f"{chunks} must divide batch.sequence={self.batch.sequence}; the next that fits is {fits}",
             )
+        yield from self.mesh_problems({name: max(size, 1) for name, size in self.mesh.sizes().items()})
 
-        if self.mesh.data > 0:
-            yield from self.row_problems(self.mesh.data)
-
-    def row_problems(self, devices: int) -> Iterator[tuple[str, str]]:
-        """Yields what is wrong with sharing batches between so many devices, and what would be right."""
+    def mesh_problems(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Yields what is wrong with cutting batches over so many devices along each axis, and what would be right."""
+        devices, keys = self.mesh.ways("batch", BATCH_AXES, sizes)
         for name, rows, microbatches in (
             ("batch.global_size", self.batch.microbatch, self.batch.accum_steps),
             ("eval.global_size", self.eval_rows, 1),
@@ -83,8 +82,12 @@ class Config:
             if rows % devices and not self.batch.global_size % self.batch.accum_steps:
                 fits = (rows + -rows % devices) * microbatches
                 pieces = f" in {microbatches} microbatches" if microbatches > 1 else ""
-                rule = f"{rows * microbatches} rows{pieces} cannot be cut over {devices} devices (mesh.data)"
+                rule = f"{rows * microbatches} rows{pieces} cannot be cut over {devices} devices ({keys})"
                 yield name, f"{rule}; the next that fits is {fits}"
+        devices, keys = self.mesh.ways("sequence", CONTEXT_AXES, sizes)
+        if short := -self.batch.sequence % devices:
+            rule = f"{self.batch.sequence} tokens cannot be cut over {devices} devices ({keys})"
+            yield "batch.sequence", f"{rule}; the next that fits is {self.batch.sequence + short}"
 
     @property
     def loss_chunks(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.types import Batch, Metrics, TrainStep
@@ -28,7 +29,7 @@ class SingleEngine:
         make_state: Callable[[], TrainStateNNX],
         train_step: TrainStep,
         *,
-        sharding: jax.sharding.Sharding,
+        state: TrainStateNNX,
         batch: Batch,
     ):
         """Compiles the step; there is no state before `initialise` or `load`.
@@ -36,14 +37,15 @@ class SingleEngine:
         Args:
             make_state: builds the state; it runs inside `jax.jit`, so that weights appear where they belong.
             train_step: consumes a state and a batch.
-            sharding: of every array of the state.
+            state: shapes, types and shardings of the state.
             batch: shapes, types and shardings of the batches to come.
         """
-        self._graph, abstract = nnx.split(nnx.eval_shape(make_state))
-        self._tree = jax.tree.structure(abstract)
-        self._initial = jax.jit(lambda: self._flat(make_state()), out_shardings=sharding)
+        self._graph, abstract = nnx.split(state)
+        shapes, self._tree = jax.tree.flatten(abstract)
+        self._shardings = [leaf.sharding for leaf in shapes]
+        self._whole_everywhere = NamedSharding(self._shardings[0].mesh, PartitionSpec())
+        self._initial = jax.jit(lambda: self._flat(make_state()), out_shardings=self._shardings)
         self._leaves: list[jax.Array] = []
-        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in jax.tree.leaves(abstract)]
         began = time.monotonic()
 
         def next_leaves(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
@@ -52,7 +54,8 @@ class SingleEngine:
 
         self.programs = [train_step.__name__]
         next_leaves.__name__ = train_step.__name__
-        lowered = jax.jit(next_leaves, donate_argnums=0, out_shardings=(sharding, None)).lower(shapes, batch)
+        shardings = (self._shardings, self._whole_everywhere)
+        lowered = jax.jit(next_leaves, donate_argnums=0, out_shardings=shardings).lower(shapes, batch)
         self.hlo_hash = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
         self._step = lowered.compile()
         self.compile_s = time.monotonic() - began
@@ -62,8 +65,8 @@ class SingleEngine:
         self._leaves = self._initial()
 
     def load(self, state: TrainStateNNX) -> None:
-        """Takes a state that was restored, its arrays on the devices where they belong."""
-        self._leaves = self._flat(state)
+        """Takes a state that was restored; an array that lies elsewhere is brought to where it belongs."""
+        self._leaves = jax.device_put(self._flat(state), self._shardings)
 
     def drop(self) -> None:
         """Frees the state; `load` gives the engine another one."""
@@ -85,7 +88,7 @@ class SingleEngine:
 
         of_leaves.__name__ = function.__name__
         self.programs.append(function.__name__)
-        compiled = jax.jit(of_leaves)
+        compiled = jax.jit(of_leaves, out_shardings=self._whole_everywhere)
         return lambda *args: compiled(self._leaves, *args)
 
     def state(self) -> TrainStateNNX:

@@ -1,10 +1,12 @@
 """One layer of the stack: attention and a feed-forward layer, each behind a norm and around a residual."""
 
 import math
+from dataclasses import dataclass
 
 import jax
 from flax import nnx
 
+from nnxtrain.axes import BATCH, HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, WHOLE
 from nnxtrain.config.model import ModelConfig
 from nnxtrain.lookup import lookup
 from nnxtrain.nn.attention import ATTENTIONS, Attention, HeadSizes, KvCache
@@ -13,18 +15,34 @@ from nnxtrain.nn.mlp import GatedMlp
 from nnxtrain.nn.norm import RmsNorm
 from nnxtrain.nn.param import Precision
 from nnxtrain.nn.rope import Rotation
+from nnxtrain.types import Attend, Layout
+
+
+@dataclass(frozen=True)
+class AttendOn:
+    """An attention kernel on a mesh: queries lie where their tokens do, beside keys and values of whole sequences."""
+
+    layout: Layout
+    attend: Attend
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        """See `Attend`."""
+        place = self.layout.activations
+        q = place(q, BATCH, SEQUENCE, HEADS, HEAD_DIM)
+        k, v = (place(x, BATCH, WHOLE, KV_HEADS, HEAD_DIM) for x in (k, v))
+        return place(self.attend(q, k, v, segment_ids), BATCH, SEQUENCE, HEADS, HEAD_DIM)
 
 
 class Block(nnx.Module):
     """Maps the residual stream `[b s d]` to `[b s d]`."""
 
-    def __init__(self, config: ModelConfig, *, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, layout: Layout, precision: Precision, rngs: nnx.Rngs):
         out_scale = 1 / math.sqrt(2 * config.layers)  # the residual stream sums 2 * layers outputs
         sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim)
         self.attention_norm = RmsNorm(config.embed, eps=config.norm_eps)
         self.attention = Attention(
             sizes,
-            attend=lookup(ATTENTIONS, config.attention, key="model.attention"),
+            attend=AttendOn(layout, lookup(ATTENTIONS, config.attention, key="model.attention")),
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
             out_scale=out_scale,
             precision=precision,

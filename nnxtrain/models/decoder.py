@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnxtrain.axes import BATCH, EMBED, SEQUENCE, VOCAB
 from nnxtrain.config.model import ModelConfig
 from nnxtrain.models.block import Block
 from nnxtrain.models.stack import ScannedStack, UnrolledStack, Wrap
@@ -15,7 +16,25 @@ from nnxtrain.nn.embed import Embedding
 from nnxtrain.nn.norm import RmsNorm
 from nnxtrain.nn.param import Precision
 from nnxtrain.nn.rope import Rotation, frequencies, llama3_scaling, rotation_at
-from nnxtrain.types import Batch, RngsAt
+from nnxtrain.types import Batch, Layout, RngsAt
+
+
+class Scorer(nnx.Module):
+    """The head: activations `[b s d]` to scores of the next token `[b s v]`."""
+
+    def __init__(self, table: Embedding, *, vocab: int, softcap: float | None, layout: Layout):
+        """Takes the table; see `Decoder` and `model.logit_softcap`."""
+        self.table = table
+        self.vocab = vocab
+        self.softcap = softcap
+        self.layout = layout
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Maps `[b s d]` to `[b s v]`, float32."""
+        scores = self.layout.activations(self.table.logits(hidden), BATCH, SEQUENCE, VOCAB)
+        if (cap := self.softcap) is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        return jnp.where(jnp.arange(scores.shape[-1]) < self.vocab, scores, jnp.finfo(scores.dtype).min)
 
 
 class Decoder(nnx.Module):
@@ -24,27 +43,32 @@ class Decoder(nnx.Module):
     Source: Touvron et al. 2023, arXiv:2302.13971 (the arrangement of the parts).
     """
 
-    def __init__(self, config: ModelConfig, *, vocab: int, wrap: Wrap, precision: Precision, rngs_at: RngsAt):
+    def __init__(
+        self, config: ModelConfig, *, vocab: int, wrap: Wrap, layout: Layout, precision: Precision, rngs_at: RngsAt
+    ):
         """Makes the model.
 
         Args:
             config: sizes and parts.
             vocab: ids that have a meaning; scores of the table's other rows are never above any of theirs.
             wrap: put around each block, such as `jax.checkpoint` with a policy.
+            layout: where weights and activations lie on the mesh.
             precision: types of computation and weights.
             rngs_at: where each layer draws its weights from, by path and global layer index.
         """
         self.config = config
         self.vocab = vocab
         self.wrap = wrap
+        self.layout = layout
         self.precision = precision
 
         def block(index: jax.typing.ArrayLike) -> Block:
-            return Block(config, precision=precision, rngs=rngs_at("stack", index))
+            return Block(config, layout=layout, precision=precision, rngs=rngs_at("stack", index))
 
         def table(path: str, deviation: float) -> Embedding:
             sizes = (config.padded_vocab, config.embed)
-            return Embedding(*sizes, deviation=deviation, precision=precision, rngs=rngs_at(path, 0))
+            rngs = rngs_at(path, 0)
+            return Embedding(*sizes, deviation=deviation, layout=layout, precision=precision, rngs=rngs)
 
         small = 1 / math.sqrt(config.embed)  # scores of unit variance from a normalised stream
         self.embedding = table("embedding", small if config.tied else 1.0)
@@ -56,20 +80,26 @@ class Decoder(nnx.Module):
     def hidden(self, batch: Batch, drop: Dropout) -> jax.Array:
         """Maps a batch to the activations before the head, `[b s d]`."""
         rotation = self._rotation(batch["positions"])
+        weights = self.layout.weights
         segment_ids = batch["segment_ids"]
 
-        def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: None) -> tuple[jax.Array, None]:
-            return layer(x, rotation, segment_ids, drop.at(index)), None
+        def placed(x: jax.Array) -> jax.Array:
+            return self.layout.activations(x, BATCH, SEQUENCE, EMBED)
 
-        x, _ = self.stack.run(body, self.embedding(batch["inputs"]), None, wrap=self.wrap)
+        def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: None) -> tuple[jax.Array, None]:
+            return placed(weights(layer)(x, rotation, segment_ids, drop.at(index))), None
+
+        x, _ = self.stack.run(body, placed(weights(self.embedding)(batch["inputs"])), None, wrap=self.wrap)
         return self.norm(x)
+
+    def scorer(self) -> "Scorer":
+        """Returns the head, its weights where they are needed, so that pieces of a sequence can share it."""
+        table = self.layout.weights(self.embedding if self.config.tied else self.head)
+        return Scorer(table, vocab=self.vocab, softcap=self.config.logit_softcap, layout=self.layout)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to scores `[b s v]`, float32."""
-        scores = (self.embedding if self.config.tied else self.head).logits(hidden)
-        if (cap := self.config.logit_softcap) is not None:
-            scores = cap * jnp.tanh(scores / cap)
-        return jnp.where(jnp.arange(scores.shape[-1]) < self.vocab, scores, jnp.finfo(scores.dtype).min)
+        return self.scorer()(hidden)
 
     def empty_cache(self, rows: int, slots: int) -> KvCache:
         """Returns a cache for the last `slots` tokens of each of `rows` texts, all layers, `[l b t k c]`."""

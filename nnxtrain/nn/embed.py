@@ -6,19 +6,23 @@ from flax import nnx
 
 from nnxtrain.axes import EMBED, VOCAB
 from nnxtrain.nn.param import Precision, cut_normal
+from nnxtrain.types import Layout
 
 
 class Embedding(nnx.Module):
     """One vector a token id: `vocab` rows, of which a model may leave the last unused."""
 
-    def __init__(self, vocab: int, embed: int, *, deviation: float, precision: Precision, rngs: nnx.Rngs):
+    def __init__(
+        self, vocab: int, embed: int, *, deviation: float, layout: Layout, precision: Precision, rngs: nnx.Rngs
+    ):
         draw = cut_normal(deviation)
         self.table = nnx.Param(draw(rngs.params(), (vocab, embed), precision.weights), axes=(VOCAB, EMBED))
         self.dtype = precision.compute
+        self.layout = layout
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Maps ids `[b s]` to vectors `[b s d]`."""
-        return jnp.take(self.table[...], ids, axis=0).astype(self.dtype)
+        return self.layout.lookup(self.table[...], ids).astype(self.dtype)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to scores `[b s v]`, float32."""

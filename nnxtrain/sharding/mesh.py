@@ -1,29 +1,31 @@
 """Devices → mesh."""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from nnxtrain.config.mesh import MeshConfig
+from nnxtrain.config.mesh import AXES, MeshConfig
 from nnxtrain.errors import ConfigError
-
-DATA = "data"
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
-    """Returns a mesh over the first `mesh.data` of `devices`, or all of them for -1.
+    """Returns a mesh of all axes over `devices`, neighbours along the last ones; idle devices are left over at the end.
 
     Raises:
-        ConfigError: there are fewer devices than that; holds both numbers.
+        ConfigError: so many devices cannot form it; holds the numbers and the nearest shape that fits.
     """
-    wanted = len(devices) if config.data == -1 else config.data
-    if wanted > len(devices):
-        have = f"{len(devices)} {devices[0].platform} device{'s' if len(devices) > 1 else ''}"
-        raise ConfigError(
-            f"mesh.data={wanted} needs {wanted} devices and {have} are here; the largest that fits is {len(devices)}"
-        )
-    return jax.make_mesh((wanted,), (DATA,), axis_types=(AxisType.Auto,), devices=devices[:wanted])
+    sizes = _whole(config.sizes(), devices)
+    used = devices[: math.prod(sizes.values())]
+    if idle := {device.process_index for device in devices} - {device.process_index for device in used}:
+        raise ConfigError(f"mesh: {_shape(sizes)} leaves process {min(idle)} without work; mesh.data=-1 takes them all")
+    shape = tuple(sizes.values())
+    grid = mesh_utils.create_device_mesh(shape, used) if config.slices == 1 else _across(config, sizes, used)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -31,6 +33,55 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def rows_sharding(mesh: Mesh, *, row_axis: int) -> NamedSharding:
-    """Returns the sharding of batch leaves whose axis `row_axis` counts rows."""
-    return NamedSharding(mesh, PartitionSpec(*[None] * row_axis, DATA))
+def _whole(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> dict[str, int]:
+    """Returns `sizes` with -1 filled in."""
+    given = {name: size for name, size in sizes.items() if size != -1}
+    product = math.prod(given.values())
+    takes_rest = len(given) < len(sizes)
+    fits = product <= len(devices) and not (takes_rest and len(devices) % product)
+    if not fits:
+        have = f"{len(devices)} {devices[0].platform} device{'s' if len(devices) > 1 else ''}"
+        rule = f"{_shape(given)} needs {'a multiple of ' if takes_rest else ''}{product} devices and {have} are here"
+        raise ConfigError(f"{rule}; the nearest that fits is {_shape(_nearest(given, len(devices), takes_rest))}")
+    return {name: len(devices) // product if size == -1 else size for name, size in sizes.items()}
+
+
+def _nearest(sizes: Mapping[str, int], devices: int, takes_rest: bool) -> dict[str, int]:
+    """Returns the sizes that fit so many devices with the smallest change of their logarithms; ties keep more devices."""
+    names = [name for name, size in sizes.items() if size > 1]
+    choices = [[size for size in range(1, devices + 1) if devices % size == 0]] * len(names)
+    fitting = [
+        chosen
+        for chosen in itertools.product(*choices)
+        if math.prod(chosen) <= devices and not (takes_rest and devices % math.prod(chosen))
+    ]
+
+    def distance(chosen: tuple[int, ...]) -> tuple[float, int]:
+        change = sum(abs(math.log(sizes[name] / size)) for name, size in zip(names, chosen, strict=True))
+        return round(change, 9), -max(chosen)
+
+    return dict(zip(names, min(fitting, key=distance), strict=True))
+
+
+def _across(config: MeshConfig, sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> np.ndarray:
+    """Returns devices so that the data axis goes across slices, or across processes where devices know of no slices."""
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    processes = {device.process_index for device in devices}
+    by_process = len(slices) != config.slices
+    if by_process and len(processes) != config.slices:
+        have = f"the devices are of {len(slices)} slice(s) and {len(processes)} process(es)"
+        raise ConfigError(f"mesh.slices={config.slices}: {have}; one of these numbers must be that of mesh.slices")
+    if sizes["data"] % config.slices:
+        raise ConfigError(f"mesh.data={sizes['data']} must be a multiple of mesh.slices={config.slices}")
+    inner = [size // config.slices if name == "data" else size for name, size in sizes.items()]
+    outer = [config.slices if name == "data" else 1 for name in sizes]
+    try:
+        return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, process_is_granule=by_process)
+    except ValueError as error:
+        raise ConfigError(f"mesh.slices={config.slices}: {error}") from error
+
+
+def _shape(sizes: Mapping[str, int]) -> str:
+    """Returns sizes as one writes them, without axes of one device."""
+    words = [f"mesh.{name}={size}" for name, size in sizes.items() if size > 1]
+    return " ".join(words) or "mesh.data=1"

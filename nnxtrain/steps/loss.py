@@ -1,12 +1,14 @@
 """Cross-entropy in nats, summed over targets, never averaged here."""
 
+import math
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from nnxtrain.nn.dropout import Dropout, KeepAll, RowDropout
-from nnxtrain.types import Batch, LossParts, LossSum
+from nnxtrain.types import Batch, LossParts, LossSum, Spread
 
 
 class LanguageModel(Protocol):
@@ -16,34 +18,41 @@ class LanguageModel(Protocol):
         """Maps a batch to activations `[b s d]`."""
         ...
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Maps activations `[b s d]` to scores `[b s v]`, float32."""
+    def scorer(self) -> nnx.Module:
+        """Returns the module that maps activations `[b s d]` to scores `[b s v]`, float32."""
         ...
 
 
-def make_loss_sum(*, z_loss: float, dropout: float, chunks: int) -> LossSum:
+def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread) -> LossSum:
     """Returns the loss of a microbatch.
 
     Args:
         z_loss: weight of the mean squared log-normaliser (Chowdhery et al. 2022, arXiv:2204.02311, section 5).
         dropout: probability that an activation is dropped.
         chunks: pieces the sequence is cut into; scores exist for one piece at a time, forward and backward.
+        spread: lets each device score its own rows, so that gradients of the head are added over devices once.
     """
 
     def loss_sum(model: LanguageModel, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, LossParts]:
         drop = RowDropout.of_rows(dropout, key, microbatch["rows"]) if dropout else KeepAll()
         hidden = model.hidden(microbatch, drop)
 
-        def piece(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            hidden, targets, mask = chunk
-            return token_sums(model.logits(hidden), targets, mask)
+        graph, head = nnx.split(model.scorer())
+
+        def sums_of(head: nnx.State, whole: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            pieces = math.gcd(chunks, whole[0].shape[1])  # a device may hold a part of the sequence
+
+            def piece(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+                hidden, targets, mask = chunk
+                return token_sums(nnx.merge(graph, head)(hidden), targets, mask)
+
+            if pieces == 1:
+                return piece(whole)
+            cut = jax.tree.map(lambda leaf: _cut(leaf, pieces), whole)
+            return jax.tree.map(jnp.sum, jax.lax.map(jax.checkpoint(piece), cut))
 
         whole = (hidden, microbatch["targets"], microbatch["mask"])
-        if chunks == 1:
-            cross_entropy, square = piece(whole)
-        else:
-            cut = jax.tree.map(lambda leaf: _cut(leaf, chunks), whole)
-            cross_entropy, square = jax.tree.map(jnp.sum, jax.lax.map(jax.checkpoint(piece), cut))
+        cross_entropy, square = spread(sums_of)(head, whole)
         targets = jnp.sum(microbatch["mask"], dtype=jnp.float32)
         if not z_loss:
             return cross_entropy, LossParts(targets, {"loss": (cross_entropy, targets)})
@@ -62,7 +71,8 @@ def token_sums(scores: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[
         mask: `[b s]`, true where a target counts.
     """
     normaliser = jax.nn.logsumexp(scores, axis=-1)
-    chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+    is_target = jnp.arange(scores.shape[-1]) == targets[..., None]  # no lookup: the vocabulary may be cut over devices
+    chosen = jnp.sum(jnp.where(is_target, scores, 0), axis=-1)
     cross_entropy = jnp.sum(jnp.where(mask, normaliser - chosen, 0))
     return cross_entropy, jnp.sum(jnp.where(mask, jnp.square(normaliser), 0))
 

@@ -24,7 +24,6 @@ from nnxtrain.config.load import load
 from nnxtrain.errors import CheckpointError, ConfigError, NonFiniteError
 from nnxtrain.train import main
 from tests.checkpoint.test_store import (
-    SHARDING,
     arrays_of,
     assert_same_arrays,
     open_store,
@@ -36,7 +35,7 @@ from tests.support import ROOT, TINY, rows_of, run_module, tiny_program, weights
 SMALL = (str(TINY), "mesh.data=1", "model.layers=1", "model.embed=32", "batch.sequence=16", "generate.tokens=1")
 
 
-WANTED = Wanted(lambda: nnx.eval_shape(small_state), SHARDING, "ids-3", None)
+WANTED = Wanted(lambda: nnx.eval_shape(small_state), "ids-3", None)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -91,7 +90,7 @@ def stored(folder):
     state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         saved = store.read(store.newest())
-        store.restore(saved, state, sharding=program.state_sharding)
+        store.restore(saved, state)
     return saved, state
 
 
@@ -164,7 +163,7 @@ def restored(store, *, resume: str = "auto", said=None, make=small_state):
     """Returns the step that a run goes on from, or None."""
     found = restore_run(
         store,
-        Wanted(lambda: nnx.eval_shape(make), SHARDING, "ids-3", None),
+        Wanted(lambda: nnx.eval_shape(make), "ids-3", None),
         resume=resume,
         say=(said if said is not None else []).append,
     )
@@ -252,7 +251,7 @@ def test_another_tokenizer_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match="tokenizer"):
             restore_run(
                 store,
-                Wanted(lambda: nnx.eval_shape(small_state), SHARDING, "byte-1", None),
+                Wanted(lambda: nnx.eval_shape(small_state), "byte-1", None),
                 resume="auto",
                 say=lambda line: None,
             )
@@ -312,7 +311,7 @@ def test_init_from_can_leave_out_the_whole_stack(tmp_path, pattern):
         save(store, 5, source)
         store.wait()
         config = CheckpointConfig(init_exclude=(pattern,))
-        wanted = Wanted(program.abstract_state, program.state_sharding, "ids-3", None)
+        wanted = Wanted(program.abstract_state, "ids-3", None)
         assert (
             load_weights(
                 store,
@@ -466,7 +465,7 @@ def test_the_state_that_is_saved_holds_no_lasting_flag(tmp_path):
         store.wait()
         found = restore_run(
             store,
-            Wanted(lambda: nnx.eval_shape(small_state), SHARDING, "ids-3", None),
+            Wanted(lambda: nnx.eval_shape(small_state), "ids-3", None),
             resume="auto",
             say=lambda line: None,
         )

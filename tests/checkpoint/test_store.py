@@ -22,7 +22,6 @@ from nnxtrain.errors import CheckpointError
 from nnxtrain.state import TrainStateNNX
 from tests.support import ROOT, assert_trees_equal, tiny_program, weights
 
-SHARDING = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 DATA = {"row": 24, "skipped": [[8, 16]]}
 DYING = """
 import sys
@@ -77,7 +76,7 @@ def arrays_of(state: TrainStateNNX) -> dict[str, np.ndarray]:
 def read_back(store: CheckpointStore, step: int, *, size: int = 3, rule=optax.adam) -> TrainStateNNX:
     """Returns the state of a checkpoint, put into shapes and types alone."""
     state = nnx.eval_shape(lambda: small_state(size=size, rule=rule))
-    store.restore(store.read(step), state, sharding=SHARDING)
+    store.restore(store.read(step), state)
     return state
 
 
@@ -128,14 +127,14 @@ def test_what_was_restored_saves_to_the_same_leaves(tmp_path, words):
     save(first, 3, state)
     first.wait()
     restored, saved = program.abstract_state(), first.read(3)
-    first.restore(saved, restored, sharding=SHARDING)
+    first.restore(saved, restored)
     second = open_store(tmp_path / "second")
     second.save(
         3, restored, data=saved.data, meta={name: saved.meta[name] for name in ("tokenizer", "config")}, loss=None
     )
     second.wait()
     again, resaved = program.abstract_state(), second.read(3)
-    second.restore(resaved, again, sharding=SHARDING)
+    second.restore(resaved, again)
     assert resaved.meta["index"] == saved.meta["index"]
     assert resaved.data == saved.data
     assert_same_arrays(arrays_of(again), arrays_of(state))
@@ -192,7 +191,7 @@ def test_another_tree_is_refused_by_path(tmp_path, make, says):
     save(store, 1)
     store.wait()
     with pytest.raises(DifferentTreeError) as caught:
-        store.restore(store.read(1), nnx.eval_shape(make), sharding=SHARDING)
+        store.restore(store.read(1), nnx.eval_shape(make))
     for word in (*says, "checkpoints/1"):
         assert word in str(caught.value)
     store.close()
@@ -209,13 +208,13 @@ def test_scanned_and_unrolled_checkpoints_become_each_other(tmp_path, scan):
     save(store, 1, state)
     store.wait()
     converted = other.abstract_state()
-    store.restore(store.read(1), converted, sharding=SHARDING)
+    store.restore(store.read(1), converted)
     assert_trees_equal(weights(converted), weights(jax.jit(other.make_state)()))
     back_store = open_store(tmp_path / "back")
     save(back_store, 1, converted)
     back_store.wait()
     back = program.abstract_state()
-    back_store.restore(back_store.read(1), back, sharding=SHARDING)
+    back_store.restore(back_store.read(1), back)
     assert_same_arrays(arrays_of(back), arrays_of(state))
     store.close()
     back_store.close()
@@ -376,8 +375,11 @@ def test_a_save_in_the_background_never_reads_a_donated_buffer(tmp_path):
             leaf[...] = leaf[...] + jnp.ones_like(leaf[...])
         return state, {}
 
-    batch = {"inputs": jax.ShapeDtypeStruct((1,), jnp.int32, sharding=SHARDING)}
-    engine = SingleEngine(lambda: small_state(size=size), drift, sharding=SHARDING, batch=batch)
+    batch = {"inputs": jax.ShapeDtypeStruct((1,), jnp.int32)}
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: small_state(size=size)))
+    place = jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices()[:1], "data"), jax.sharding.PartitionSpec())
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+    engine = SingleEngine(lambda: small_state(size=size), drift, state=nnx.merge(graph, shapes), batch=batch)
     engine.initialise()
     batch = {"inputs": jnp.zeros(1, jnp.int32)}
     before = jax.tree.leaves(nnx.state(engine.state()))
