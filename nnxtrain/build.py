@@ -28,6 +28,7 @@ from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
 from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
+from nnxtrain.sharding.audit import check_replication
 from nnxtrain.sharding.mesh import make_mesh
 from nnxtrain.sharding.rules import MeshLayout
 from nnxtrain.state import TrainStateNNX
@@ -124,7 +125,10 @@ def make_program(
         limit=config.debug.nonfinite_limit,
     )
     train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
-    return Program(config, mesh, tokenizer, layout, make_state, train_step)
+    program = Program(config, mesh, tokenizer, layout, make_state, train_step)
+    weights = nnx.state(program.abstract_state().model, nnx.Param)
+    check_replication(weights, layout, tolerance=config.mesh.replication_tolerance)
+    return program
 
 
 def on_one_device(config: Config) -> Config:

@@ -11,6 +11,7 @@ from nnxtrain.build import Data, Program
 from nnxtrain.config.load import as_mapping
 from nnxtrain.data.pipeline import Position
 from nnxtrain.run.directory import environment
+from nnxtrain.sharding.audit import parts_of
 
 
 def parameter_count(program: Program) -> int:
@@ -38,6 +39,9 @@ def first_lines(data: Data, *, parameters: int) -> list[str]:
     ]
     if steps < config.steps:
         lines.append(f"         the data ends before steps={config.steps:,} (data.epochs={config.data.epochs})")
+    if config.debug.show_sharding:
+        weights = nnx.state(program.abstract_state().model, nnx.Param)
+        lines += [f"holds    {part}" for part in parts_of(weights)]
     return lines
 
 

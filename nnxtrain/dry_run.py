@@ -1,16 +1,21 @@
 """`--dry-run`: what a run would be, by arithmetic alone; nothing is compiled, allocated or written."""
 
-from typing import Any
+import math
+from collections.abc import Mapping
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh
 
-from nnxtrain.build import make_program, on_one_device
+from nnxtrain.axes import BATCH, SEQUENCE
+from nnxtrain.build import Program, make_program, on_one_device
 from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
+from nnxtrain.sharding.audit import bytes_per_device, check_replication, parts_of
+from nnxtrain.sharding.rules import MeshLayout
 
 
 def dry_run(config: Config) -> int:
@@ -20,21 +25,16 @@ def dry_run(config: Config) -> int:
     """
     if config.data.source == "text":
         text_files(config.data)
-    try:
-        program = make_program(config)
-        mesh = f"{program.mesh.size} of {jax.device_count()} devices here"
-    except ConfigError as error:
-        if config.mesh.data <= jax.device_count():
-            raise
-        program = make_program(on_one_device(config))
-        mesh = f"not possible on this machine: {error}"
-    state = program.abstract_state()
-    weights, count = _size(nnx.state(state.model, nnx.Param))
-    moments, _ = _size(nnx.state(state.optimizer))
-    batch, _ = _size(program.batch_spec())
+    program, layout, mesh = _planned(config)
+    state = layout.state(nnx.state(nnx.eval_shape(program.make_state)))
+    parts = parts_of(state["model"])
+    count = sum(math.prod(part.shape) for part in parts)
+    weights, moments = sum(part.bytes_ for part in parts), bytes_per_device(state["optimizer"])
+    gradients = sum(part.bytes_ for part in parts) * 4 // jnp.dtype(config.model.param_dtype).itemsize
+    batch = sum(leaf.size * leaf.dtype.itemsize for leaf in program.batch_spec().values())
+    pieces = math.prod(layout.mesh.shape[name] for axis in (BATCH, SEQUENCE) for name in layout.axes(axis))
     tokens = config.batch.global_size * config.batch.sequence
     work = flops_per_token(config.model, config.batch.sequence)
-    devices = max(config.mesh.data, program.mesh.size)
     for name, text in (
         ("parameters", f"{count:,} ({_short(count)})"),
         ("mesh", mesh),
@@ -42,18 +42,36 @@ def dry_run(config: Config) -> int:
         ("tokens of the run", f"{tokens * config.steps:,} in {config.steps:,} steps"),
         ("FLOPs per token", f"{work:.4g} ({work * tokens:.4g} a step)"),
         ("state per device", f"{_bytes(weights + moments)}: weights {_bytes(weights)}, optimizer {_bytes(moments)}"),
-        ("gradients per device", _bytes(4 * count)),
-        ("batch per device", _bytes(batch / devices)),
+        ("gradients per device", _bytes(gradients)),
+        ("batch per device", _bytes(batch / pieces)),
         ("profile windows", "none (profile.enabled=false)"),
     ):
         print(f"{name:22}{text}")
+    print("parameter, [shape], mesh axes that cut its dimensions, bytes per device:")
+    for part in parts:
+        print(f"  {part}")
     return 0
 
 
-def _size(tree: Any) -> tuple[int, int]:
-    """Returns the bytes and the number of elements of a tree of arrays, which may be abstract."""
-    counts = [(int(np.prod(leaf.shape)), leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree)]
-    return sum(count * width for count, width in counts), sum(count for count, _ in counts)
+def _planned(config: Config) -> tuple[Program, MeshLayout, str]:
+    """Returns the program of a run, its layout, and its mesh in words; a mesh larger than this machine is abstract."""
+    try:
+        program = make_program(config)
+    except ConfigError as error:
+        sizes = {name: max(size, 1) for name, size in config.mesh.sizes().items()}
+        if math.prod(sizes.values()) <= jax.device_count():
+            raise
+        program = make_program(on_one_device(config))
+        layout = MeshLayout(AbstractMesh(tuple(sizes.values()), tuple(sizes)), config.mesh.rules)
+        parameters = layout.state(nnx.state(nnx.eval_shape(program.make_state)))["model"]
+        check_replication(parameters, layout, tolerance=config.mesh.replication_tolerance)
+        return program, layout, f"{_named(sizes)}: not possible on this machine: {error}"
+    here = f"{program.mesh.size} of {jax.device_count()} devices here"
+    return program, program.layout, f"{_named(program.mesh.shape)}: {here}"
+
+
+def _named(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one device"
 
 
 def _short(count: int) -> str:

@@ -11,6 +11,7 @@ class DebugConfig:
 
     traceback: bool = key(False, "show the Python traceback of an error")
     platform: str = key("auto", "backend of jax", choices=("auto", "cpu", "gpu", "tpu"))
+    show_sharding: bool = key(False, "list what each device holds of each parameter before the first step")
     compilation_cache: str | None = key(
         "auto", "folder of compiled programs; auto = the user's cache directory, null = none"
     )

@@ -93,7 +93,7 @@ class MeshLayout:
         Each adds up its own rows of all microbatches; what they have is added over devices once, at the end.
         """
         cut_weights = {name for axis, names in self.table.items() if axis not in (BATCH, SEQUENCE) for name in names}
-        copies = tuple(name for name in self._axes(BATCH) if name not in cut_weights)
+        copies = tuple(name for name in self.axes(BATCH) if name not in cut_weights)
 
         def spread(loss_of: LossOf, params: nnx.State, batch: Batch) -> tuple[LossParts, nnx.State]:
             sums = functools.partial(accumulate, loss_of)
@@ -106,9 +106,9 @@ class MeshLayout:
 
         The function finds its weights whole, and their gradients are added over devices outside of any loop in it.
         """
-        return self._spread(function, PartitionSpec(self._axes(BATCH), self._axes(SEQUENCE)))
+        return self._spread(function, PartitionSpec(self.axes(BATCH), self.axes(SEQUENCE)))
 
-    def _axes(self, logical: str) -> tuple[str, ...]:
+    def axes(self, logical: str) -> tuple[str, ...]:
         """Returns the mesh axes of more than one device that cut a logical axis."""
         return tuple(name for name in self.table[logical] if self.mesh.shape[name] > 1)
 
@@ -143,7 +143,7 @@ class MeshLayout:
 
     def rows(self, *, row_axis: int, tokens: bool = True) -> NamedSharding:
         """Returns the sharding of batch leaves whose axis `row_axis` counts rows, and the next one `tokens`."""
-        entries = [self._axes(BATCH) or None, self._axes(SEQUENCE) or None]
+        entries = [self.axes(BATCH) or None, self.axes(SEQUENCE) or None]
         return NamedSharding(self.mesh, PartitionSpec(*[None] * row_axis, *entries[: 1 + tokens]))
 
     def activations(self, x: jax.Array, *axes: str) -> jax.Array:
@@ -152,12 +152,14 @@ class MeshLayout:
 
     def weights(self, module: Any) -> Any:
         """Returns a module as its computation needs it: gathered along what cuts the batch; gradients go back cut."""
+        if self.mesh.size == 1:
+            return module
         graph, state = nnx.split(module)
         return nnx.merge(graph, jax.tree.map(self._gathered, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)))
 
     def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
         """Returns rows of a table; where its vocabulary is cut, each device gives those that it has."""
-        cutting = self._axes(VOCAB)
+        cutting = self.axes(VOCAB)
         if not cutting or table.shape[0] % math.prod(self.mesh.shape[name] for name in cutting):
             return jnp.take(table, ids, axis=0)
         mesh = jax.sharding.get_abstract_mesh()

@@ -53,7 +53,7 @@ BROKEN = {
     "out of range": ("", ("model.dropout=1",)),
     "not a choice": ("", ("optimizer.name=adam",)),
     "not a preset": ("model: {preset: llama9}\n", ()),
-    "not built yet": ("", ("mesh.fsdp=2",)),
+    "not built yet": ("", ("mesh.stage=2",)),
     "batch and accumulation": ("batch: {global_size: 6, accum_steps: 4}\n", ()),
     "heads": ("model: {heads: 4, kv_heads: 3}\n", ()),
     "width": ("model: {heads: 4, embed: 66}\n", ()),

@@ -96,7 +96,7 @@ def test_a_mapping_in_place_of_a_value_is_refused(refused):
 def test_all_problems_are_reported_at_once_with_their_places(refused):
     """One problem a start would take seven starts."""
     content = "# a comment\nsteps: many\n\nmodel:\n  layrs: 2\n  tied: maybe\n  embed: 0\n  embed: 1\nbatch: 3\n"
-    message = refused(content, "optimizer.name=adamm", "mesh.fsdp=2", "steps")
+    message = refused(content, "optimizer.name=adamm", "mesh.stage=2", "steps")
     head, *problems = message.splitlines()
     assert head == "9 problems in the configuration:"
     starts = {
@@ -107,7 +107,7 @@ def test_all_problems_are_reported_at_once_with_their_places(refused):
         "run.yml:8: model.embed: already given in line 7",
         "run.yml:9: batch is a section",
         "command line 'optimizer.name=adamm': optimizer.name: ",
-        "command line 'mesh.fsdp=2': mesh.fsdp: ",
+        "command line 'mesh.stage=2': mesh.stage: ",
         "command line 'steps': expected key=value",
     }
     assert len(problems) == len(starts)
@@ -295,7 +295,7 @@ def test_keys_are_listed_by_prefix():
     assert (kind, default) == ("str", "cosine")
     assert "(constant, cosine, linear)" in doc
     assert "in [0, 1)" in rows["model.dropout"][2]
-    assert "(not built yet)" in rows["mesh.fsdp"][2]
+    assert "(not built yet)" in rows["mesh.stage"][2]
 
 
 def test_values_are_found_by_their_path(loaded):
