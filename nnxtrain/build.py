@@ -29,8 +29,10 @@ from nnxtrain.nn.param import Precision
 from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.audit import check_replication
+from nnxtrain.sharding.layout import MeshLayout
 from nnxtrain.sharding.mesh import make_mesh
-from nnxtrain.sharding.rules import MeshLayout
+from nnxtrain.sharding.rows import own_rows, put_rows, rows_sharding
+from nnxtrain.sharding.spread import spread_microbatches, spread_rows
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.accumulate import ACCUMULATORS
 from nnxtrain.steps.eval_step import make_eval_step
@@ -63,7 +65,7 @@ class Program:
         leaves: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(names, (tokens, jnp.int32))
         leaves |= {"mask": (tokens, jnp.bool_), "rows": (tuple(self.cut), jnp.int32)}
         return {
-            name: jax.ShapeDtypeStruct(*leaf, sharding=self.layout.rows(row_axis=1, tokens=name != "rows"))
+            name: jax.ShapeDtypeStruct(*leaf, sharding=rows_sharding(self.layout, row_axis=1, tokens=name != "rows"))
             for name, leaf in leaves.items()
         }
 
@@ -114,9 +116,9 @@ def make_program(
     name = config.batch.accumulator
     if name == "auto":
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"
-    accumulate = layout.accumulator(lookup(ACCUMULATORS, name, key="batch.accumulator"))
+    accumulate = spread_microbatches(lookup(ACCUMULATORS, name, key="batch.accumulator"), layout)
     loss_sum = make_loss_sum(
-        z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks, spread=layout.over_rows
+        z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks, spread=spread_rows(layout)
     )
     judge = make_judge(
         skips=config.debug.on_nonfinite == "skip",
@@ -155,19 +157,14 @@ class Data:
     train: TrainBatches
 
     def put_train(self, batch: Batch) -> Batch:
-        """Brings a batch, leaves `[m b ...]`, to the devices."""
-        return self._put(batch, row_axis=1)
+        """Brings the rows of a batch that this process read, leaves `[m b ...]`, to the devices."""
+        cut, layout = self.program.cut, self.program.layout
+        return put_rows(batch, layout, own_rows(layout, cut.rows), rows=cut.rows, row_axis=1)
 
     def put_eval(self, batch: Batch) -> Batch:
         """Brings a batch, leaves `[b ...]`, to the devices."""
-        return self._put(batch, row_axis=0)
-
-    def _put(self, batch: Batch, *, row_axis: int) -> Batch:
-        layout = self.program.layout
-        return {
-            name: jax.device_put(leaf, layout.rows(row_axis=row_axis, tokens=name != "rows"))
-            for name, leaf in batch.items()
-        }
+        rows = self.program.config.eval_rows
+        return put_rows(batch, self.program.layout, range(rows), rows=rows, row_axis=0)
 
     def steps(self, done: int = 0, position: Position = START) -> int:
         """Returns the steps of the run: those asked for, or fewer where the data ends before.
@@ -195,7 +192,9 @@ def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Da
     if best is not None and best not in dataset.held_out:
         there = ", ".join(dataset.held_out) or "none"
         raise ConfigError(f"checkpoint.keep_best={best} is no held-out set; there are: {there}")
-    return Data(program, dataset, TrainBatches(dataset.train, program.cut, vocab=program.tokenizer.size, order=order))
+    own = own_rows(program.layout, program.cut.rows)
+    batches = TrainBatches(dataset.train, program.cut, vocab=program.tokenizer.size, order=order, own=own)
+    return Data(program, dataset, batches)
 
 
 def make_scale(data: Data, *, steps: int) -> Scale:
@@ -209,7 +208,7 @@ def make_scale(data: Data, *, steps: int) -> Scale:
 def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], bool]], Evaluation | None]]:
     """Returns for each held-out set what evaluates the model of `bind` on it, or returns None if it `stops`."""
     program, config = data.program, data.program.config
-    spread = program.layout.over_rows
+    spread = spread_rows(program.layout)
     eval_step = bind(make_eval_step(make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks, spread=spread)))
 
     def evaluator(name: str) -> Callable[[Callable[[], bool]], Evaluation | None]:

@@ -29,9 +29,11 @@ def first_lines(data: Data, *, parameters: int) -> list[str]:
     idle = jax.device_count() - mesh.size
     steps = data.steps()
     epochs = data.train.epochs(Position(min(steps * config.batch.global_size, data.train.end or 2**62)))
+    group = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     lines = [
         f"nnxtrain {__version__}, jax {jax.__version__}",
-        f"devices  {mesh.size} {mesh.devices.flat[0].device_kind}" + (f" ({idle} more are not used)" if idle else ""),
+        f"devices  {mesh.size} {mesh.devices.flat[0].device_kind}{group}"
+        + (f" ({idle} more are not used)" if idle else ""),
         f"model    {parameters:,} parameters, {config.model.layers} layers of width {config.model.embed}",
         f"data     {data.dataset.description}",
         f"batch    {config.batch.global_size} rows of {config.batch.sequence} tokens{pieces}: {tokens:,} tokens a step",
@@ -49,7 +51,12 @@ def environment_of(program: Program) -> dict[str, Any]:
     """Returns what `env.json` holds: versions, platform, commit, devices, mesh."""
     devices = program.mesh.devices.flat
     names = [str(device) for device in devices]
-    return environment() | {"devices": names, "kind": devices[0].device_kind, "mesh": dict(program.mesh.shape)}
+    return environment() | {
+        "devices": names,
+        "kind": devices[0].device_kind,
+        "mesh": dict(program.mesh.shape),
+        "processes": jax.process_count(),
+    }
 
 
 def checkpoint_meta(data: Data) -> dict[str, Any]:

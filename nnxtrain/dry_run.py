@@ -15,7 +15,7 @@ from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
 from nnxtrain.sharding.audit import bytes_per_device, check_replication, parts_of
-from nnxtrain.sharding.rules import MeshLayout
+from nnxtrain.sharding.layout import MeshLayout
 
 
 def dry_run(config: Config) -> int:

@@ -27,6 +27,12 @@ class DataError(UserError):
     exit_code = 5
 
 
+class LostProcessError(UserError):
+    """Another process of the run is gone, or never came."""
+
+    exit_code = 7
+
+
 class CheckpointError(UserError):
     """A checkpoint could not be written or read."""
 

@@ -22,6 +22,7 @@ from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, NonFiniteErro
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
 from nnxtrain.report import run_curves, write_report
+from nnxtrain.run.cluster import CHECKPOINTS, Cluster, joined
 from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
 from nnxtrain.run.directory import locked, set_aside_rows, write_json, write_whole
@@ -43,7 +44,12 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
     Raises:
         UserError: what a user can cause; the summary says it too.
     """
-    console = Console(config.log.progress)
+    with joined(config.distributed) as cluster:
+        return _execute(config, folder, cluster=cluster, began=began)
+
+
+def _execute(config: Config, folder: Path, *, cluster: Cluster, began: float) -> int:
+    console = Console("quiet" if cluster.index else config.log.progress)
     package = logging.getLogger("nnxtrain")
     package.addHandler(console)
     package.setLevel(logging.INFO)
@@ -51,8 +57,8 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
         program = make_program(config)
         use_compilation_cache(config)
         data = open_data(program)
-        with locked(folder):
-            return _Run(config, folder, console=console, data=data, began=began).guarded()
+        with cluster.folder(folder) as own, locked(own):
+            return _Run(config, own, cluster=cluster, console=console, data=data, began=began).guarded()
     except UserError:
         if config.debug.traceback:
             traceback.print_exc()
@@ -65,8 +71,9 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
 class _Run:
     """The parts of one run and what happens to them in turn."""
 
-    def __init__(self, config: Config, folder: Path, *, console: Console, data: Data, began: float):
+    def __init__(self, config: Config, folder: Path, *, cluster: Cluster, console: Console, data: Data, began: float):
         self.config = config
+        self.cluster = cluster
         self.folder = folder
         self.console = console
         self.data = data
@@ -76,13 +83,21 @@ class _Run:
         self.summary = Summary(folder)
         self.signals = StopSignals(say=console.say, leave=self.summary.leave)
         hung = self.summary.leave if config.debug.hang_abort else None
-        self.watchdog = Watchdog(config.debug.hang_timeout_s, folder=folder, say=console.say, leave=hung)
+        self.watchdog = Watchdog(
+            config.debug.hang_timeout_s,
+            folder=(folder / CHECKPOINTS).resolve().parent,
+            name=f"stacks_of_{cluster.index}" if cluster.index else "stacks",
+            say=console.say,
+            leave=hung,
+        )
         self.position = self.seen = Position()
         self.rollbacks = 0
 
     def guarded(self) -> int:
         """Trains; whatever happens, the summary tells it."""
         with self.summary.told(), self.signals, self.watchdog:
+            if self.cluster.size > 1:
+                self.signals.guard_unsaved()  # none ends alone: the others would wait for it
             code = self.train()
             self.summary |= {"status": "preempted" if code else "done", "exit_code": code}
         self.console.say("stopped  start it again to go on" if code else f"done     {self.folder}/report.html")
@@ -90,7 +105,7 @@ class _Run:
 
     def figures(self) -> dict[str, Any]:
         """Returns the figures of the steps so far."""
-        found = figures(self.recorder, step=self.summary["step"], device=self.program.mesh.devices.flat[0])
+        found = figures(self.recorder, step=self.summary["step"], device=self.program.mesh.local_devices[0])
         return found | {"recompiles": self.compiles.repeats(self.engine.programs)}
 
     def train(self) -> int:
@@ -122,6 +137,8 @@ class _Run:
         except (NonFiniteError, CheckpointError):
             raise  # what was good is saved, or cannot be
         except BaseException:
+            if self.cluster.size > 1:
+                raise  # a save takes all processes, and the others know nothing of this error
             self.console.stop()
             step = self.summary["step"]
             if int(self.engine.state().step[...]) == step:
@@ -144,7 +161,7 @@ class _Run:
         """Makes the parts and gives the engine its state; returns the steps that are behind."""
         config, program = self.config, self.program
         self.store = stack.enter_context(
-            closing(CheckpointStore(self.folder / "checkpoints", config.checkpoint, read_only=False))
+            closing(CheckpointStore(self.folder / CHECKPOINTS, config.checkpoint, read_only=False))
         )
         self.parameters = parameter_count(program)
         for line in first_lines(self.data, parameters=self.parameters):
@@ -174,6 +191,7 @@ class _Run:
             meta=checkpoint_meta(self.data),
             is_finite=lambda: bool(self.is_finite()),
             last=self.summary["resumed_from"],
+            now=self.cluster.now,
         )
         self.summary |= {
             "parameters": self.parameters,
@@ -185,7 +203,8 @@ class _Run:
 
     def restore(self, resume: str) -> tuple[TrainStateNNX | None, int]:
         """Reads the checkpoint to go on from; returns its state, or None, and the steps that are behind."""
-        found = restore_run(self.store, self.wanted(), resume=resume, say=self.console.say)
+        alone = self.cluster.size == 1
+        found = restore_run(self.store, self.wanted(), resume=resume, say=self.console.say, falls_back=alone)
         if found is None:
             return None, 0
         saved, state = found
@@ -253,12 +272,12 @@ class _Run:
 
     def stops(self, done: int) -> bool:
         """Tells whether a signal, or the platform, asks to stop."""
-        return self.signals.asked or self.store.is_preempted(done)
+        return self.cluster.any_asks(self.signals.asked) or self.store.is_preempted(done)
 
     def is_interrupted(self) -> bool:
         """Tells long work between steps whether to give way to a signal; shows the watchdog that it goes on."""
         self.watchdog.beat()
-        return self.signals.asked
+        return self.cluster.any_asks(self.signals.asked)
 
     def record(self, record: StepRecord) -> None:
         """Takes a finished step."""
@@ -322,8 +341,10 @@ class _Run:
         Returns: whether that is done; False if it gave way to a stop signal.
         """
         sample = self.sample_of(step)
-        missing = [name for name in self.evaluators if name not in self.recorder.evaluated(step)]
-        if not missing and sample.exists():
+        before = self.recorder.evaluated(step)
+        *evaluated, sampled = self.cluster.of_first([*(name in before for name in self.evaluators), sample.exists()])
+        missing = [name for name, is_done in zip(self.evaluators, evaluated, strict=True) if not is_done]
+        if not missing and sampled:
             return True
         for name in missing:
             if (result := self.evaluators[name](self.is_interrupted)) is None:
@@ -347,7 +368,7 @@ class _Run:
         if step == 0:
             return True
         data = {"row": self.position.row, "skipped": self.position.skipped}
-        loss = self.recorder.loss_of(self.config.checkpoint.keep_best, step)
+        (loss,) = self.cluster.of_first([self.recorder.loss_of(self.config.checkpoint.keep_best, step)])
         saved = self.saver.save(Moment(step, self.engine.state(), data, loss))
         self.watchdog.beat()
         return saved
@@ -364,6 +385,6 @@ class _Run:
         self.summary.values["step"] = done
         self.summary.write()
         self.report()
-        self.console.say(
-            f"sample   --------\n{self.sample_of(done).read_text(encoding='utf-8').rstrip()}\n         --------"
-        )
+        if self.cluster.index == 0:
+            text = self.sample_of(done).read_text(encoding="utf-8").rstrip()
+            self.console.say(f"sample   --------\n{text}\n         --------")

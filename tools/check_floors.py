@@ -24,6 +24,7 @@ class Row(NamedTuple):
 
 FLOORS = {
     "train": Row(7, "entry point: train", 120),
+    "launch": Row(7, "entry point: several processes on one machine", 120),
     "evaluate": Row(7, "entry point: evaluate only", 120),
     "generate": Row(7, "entry point: text from a run", 120),
     "execute": Row(7, "one run from start to end", 270),
@@ -46,7 +47,7 @@ FLOORS = {
     "optim": Row(1, "optax chains and schedules", 80),
     "data": Row(1, "sources, packing, batches", 170),
     "tokenizers": Row(1, "text to ids", 120),
-    "sharding": Row(1, "devices to mesh", 80),
+    "sharding": Row(1, "devices to mesh, rules, layout, audit", 120),
     "config": Row(0, "schema and loader", 220),
     "state": Row(0, "TrainStateNNX", 60),
     "types": Row(0, "batch, metrics, open points", 130),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 Path = tuple[str, ...]
@@ -59,6 +59,27 @@ def cut_leaf(leaf: Leaf, index: int) -> Leaf:
 def join_leaves(leaves: list[Leaf]) -> Leaf:
     """Returns the shape and type of arrays of all layers when they are stacked."""
     return Leaf((len(leaves), *leaves[0].shape), leaves[0].dtype)
+
+
+def placed(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns an array, which may be abstract, as shape, type and place: the first device if it is of no mesh."""
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(Mesh(jax.devices()[:1], "data"), PartitionSpec())
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def targets(saved: Mapping[Path, Leaf], wanted: Mapping[Path, Any]) -> dict[Path, jax.ShapeDtypeStruct]:
+    """Returns where each saved array is to lie, as those in `wanted` do; one that has no like there is not cut."""
+    places = in_layout_of(saved, wanted, take=cut_placed, join=join_placed)
+    whole = NamedSharding(next(iter(wanted.values())).sharding.mesh, PartitionSpec())
+
+    def target(path: Path, leaf: Leaf) -> jax.ShapeDtypeStruct:
+        like = places.get(path)
+        sharding = like.sharding if like is not None and like.shape == leaf.shape else whole
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return {path: target(path, leaf) for path, leaf in saved.items()}
 
 
 def cut_placed(array: jax.ShapeDtypeStruct, index: int) -> jax.ShapeDtypeStruct:

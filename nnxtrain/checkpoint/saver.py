@@ -36,6 +36,7 @@ class Saver:
         meta: dict[str, Any],
         is_finite: Callable[[], bool],
         last: int | None,
+        now: Callable[[], float] = time.monotonic,
     ):
         """Saves nothing yet.
 
@@ -45,18 +46,20 @@ class Saver:
             meta: what every checkpoint says of the run.
             is_finite: whether all weights and moments of the moment are finite.
             last: step of the checkpoint that the run goes on from, or None.
+            now: seconds on a clock, the same for all processes of the run.
         """
         self._store = store
         self._config = config
         self._meta = meta
         self._is_finite = is_finite
         self.last = last
-        self._when = time.monotonic()
+        self._now = now
+        self._when = now()
 
     def is_due(self, step: int) -> bool:
         """Tells whether a save is due after `step` steps."""
         every, minutes = self._config.every_steps, self._config.every_minutes
-        by_time = minutes is not None and time.monotonic() - self._when >= 60 * minutes
+        by_time = minutes is not None and self._now() - self._when >= 60 * minutes
         return self._config.enabled and (by_time or (every > 0 and step % every == 0))
 
     def save(self, moment: Moment) -> bool:
@@ -75,7 +78,7 @@ class Saver:
             raise NonFiniteError(f"step {moment.step}: {what}; try a lower optimizer.learning_rate")
         self._store.save(moment.step, moment.state, data=moment.data, meta=self._meta, loss=moment.loss)
         self.last = moment.step
-        self._when = time.monotonic()
+        self._when = self._now()
         return True
 
 
@@ -94,7 +97,7 @@ class Wanted(NamedTuple):
 
 
 def restore_run(
-    store: CheckpointStore, wanted: Wanted, *, resume: str, say: Callable[[str], None]
+    store: CheckpointStore, wanted: Wanted, *, resume: str, say: Callable[[str], None], falls_back: bool = True
 ) -> tuple[Saved, TrainStateNNX] | None:
     """Returns the checkpoint that a run goes on from, with its state, or None for a fresh run.
 
@@ -106,6 +109,7 @@ def restore_run(
         wanted: what the run asks of it.
         resume: `checkpoint.resume`.
         say: tells people.
+        falls_back: whether an older one will do; not where another process might have read the newer one.
 
     Raises:
         CheckpointError: what was asked for is not there, none can be read, or the newest is of another model.
@@ -124,6 +128,8 @@ def restore_run(
         except DifferentTreeError:
             raise
         except CheckpointError as error:
+            if not falls_back:
+                raise
             problems.append(str(error))
             continue
         for problem in problems:

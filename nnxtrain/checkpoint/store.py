@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import checkpoint_managers as policies
 
 from nnxtrain.checkpoint.layout import (
     Leaf,
     cut_leaf,
-    cut_placed,
     differences,
     in_layout_of,
     join_leaves,
-    join_placed,
     leaf_of,
+    placed,
+    targets,
 )
 from nnxtrain.checkpoint.tree import TreePath, flat, flattened, nested, put
 from nnxtrain.config.checkpoint import CheckpointConfig
@@ -187,9 +186,9 @@ class CheckpointStore:
         self._saving = saved.step
         for name in items:
             self.compare(saved, state, name, wants=wants)
-            leaves, whole = saved.leaves(name), {path: _placed(leaf) for path, leaf in flat(state, name).items()}
+            leaves, whole = saved.leaves(name), {path: placed(leaf) for path, leaf in flat(state, name).items()}
             with self._told("cannot be read"):
-                tree = self._read_arrays(name, nested(_targets(leaves, whole)))
+                tree = self._read_arrays(name, nested(targets(leaves, whole)))
             arrays = in_layout_of(whole, tree, take=lambda leaf, at: leaf[at], join=jnp.stack)
             wanted = {path: leaf for path, leaf in arrays.items() if wants("/".join(path))}
             put(state, name, {path: jax.device_put(leaf, whole[path].sharding) for path, leaf in wanted.items()})
@@ -209,7 +208,7 @@ class CheckpointStore:
     def set_aside(self, beyond: int) -> list[int]:
         """Moves checkpoints of later steps than `beyond` to `checkpoints.dropped/`; returns their steps."""
         later = [step for step in self.steps() if step > beyond]
-        for step in later:
+        for step in later if ocp.multihost.is_primary_host(0) else ():
             target = self.folder.with_name("checkpoints.dropped") / str(step)
             number = 0
             while target.exists():
@@ -218,6 +217,7 @@ class CheckpointStore:
             target.parent.mkdir(exist_ok=True)
             (self.folder / str(step)).rename(target)
         if later:
+            ocp.multihost.sync_global_processes("nnxtrain: checkpoints were set aside")
             self._manager.close()
             self._open()
         return later
@@ -250,27 +250,6 @@ class CheckpointStore:
         except Exception as error:  # orbax and its storage layer raise many kinds
             reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
             raise CheckpointError(f"step {self._saving}: the checkpoint in {self.folder} {what}: {reason}") from error
-
-
-def _placed(array: Any) -> jax.ShapeDtypeStruct:
-    """Returns an array, which may be abstract, as shape, type and place; without one of a mesh, on the first device."""
-    sharding = array.sharding
-    if not isinstance(sharding, NamedSharding):
-        sharding = NamedSharding(Mesh(jax.devices()[:1], "data"), PartitionSpec())
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-
-def _targets(leaves: Mapping[TreePath, Leaf], whole: Mapping[TreePath, Any]) -> dict[TreePath, jax.ShapeDtypeStruct]:
-    """Returns where each saved array is to lie; one that has no like in `whole` is not cut."""
-    places = in_layout_of(leaves, whole, take=cut_placed, join=join_placed)
-    mesh = next(iter(whole.values())).sharding.mesh
-
-    def target(path: TreePath, leaf: Leaf) -> jax.ShapeDtypeStruct:
-        there = places.get(path)
-        is_like = there is not None and there.shape == leaf.shape
-        return jax.ShapeDtypeStruct(*leaf, sharding=there.sharding if is_like else NamedSharding(mesh, PartitionSpec()))
-
-    return {path: target(path, leaf) for path, leaf in leaves.items()}
 
 
 def _goodness(metrics: Mapping[str, float]) -> float:

@@ -21,7 +21,7 @@ from nnxtrain.errors import ConfigError
 LEAVES = leaves()
 SECTIONS = sections()
 SHORT_NAMES = {"lr": "optimizer.learning_rate", "wd": "optimizer.weight_decay", "batch_size": "batch.global_size"}
-PLACES = ("run_name", "output_dir", "checkpoint.resume")  # say where a run is, not what it is
+PLACES = ("run_name", "output_dir", "checkpoint.resume", "distributed.")  # say where a run is, not what it is
 
 
 def load(
@@ -85,7 +85,7 @@ def as_mapping(config: Config) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Returns a line `key: before → after` for each key of two runs' mappings that differs and matters to a run."""
-    paths = [path for path in after if path not in PLACES]
+    paths = [path for path in after if not path.startswith(PLACES)]
     return [
         f"{path}: {show(before.get(path))} → {show(after[path])}" for path in paths if before.get(path) != after[path]
     ]

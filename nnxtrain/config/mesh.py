@@ -45,7 +45,7 @@ class MeshConfig:
         return sizes | {"data": 1} if sizes["data"] == -1 in others else sizes
 
     def ways(self, logical: str, usual: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, str]:
-        """Returns the pieces that `mesh.rules` or the `usual` axes cut a dimension into, and the keys they come from."""
+        """Returns the pieces that `mesh.rules`, or else `usual` axes, cut a dimension into, and their keys."""
         axes = dict(map(parsed, self.rules)).get(logical, usual)
         cutting = [axis for axis in axes if sizes[axis] > 1]
         return math.prod(sizes[axis] for axis in cutting), " x ".join(f"mesh.{axis}" for axis in cutting)

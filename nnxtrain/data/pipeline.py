@@ -1,6 +1,6 @@
 """Rows → batches on their way to the devices, made ahead of the step by grain."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -61,11 +61,24 @@ class TrainBatches:
     last one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
     """
 
-    def __init__(self, rows: Rows, cut: Cut, *, vocab: int, order: Order):
+    def __init__(self, rows: Rows, cut: Cut, *, vocab: int, order: Order, own: Sequence[int] | None = None):
+        """Reads nothing yet.
+
+        Args:
+            rows: of one epoch.
+            cut: of a batch.
+            vocab: ids that a row may hold.
+            order: of the rows.
+            own: which rows of each microbatch are read, rising; None for all. Another process reads the others.
+
+        Raises:
+            DataError: there is less than one batch.
+        """
         if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < cut.global_size:
             have = f"{len(rows)} rows in {order.epochs} epochs are less than batch.global_size={cut.global_size}"
             raise DataError(f"{have}: not one step; give more epochs or data.drop_remainder=false")
         self._cut = cut
+        self._own = range(cut.rows) if own is None else own
         self._rows_per_epoch = len(rows)
         self.end = None if order.epochs is None else len(rows) * order.epochs
         self._drops = order.drop_remainder
@@ -92,7 +105,7 @@ class TrainBatches:
         size = self.global_size
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
         for first, end in self._ranges(position):
-            batches = self._rows[first:end].batch(size, batch_fn=lambda group: stack_rows(group, self._cut))
+            batches = grain.MapDataset.source(_Batches(self._rows[first:end], self._cut, self._own))
             ready = experimental.ThreadPrefetchIterDataset(
                 batches.to_iter_dataset(options).map(put), prefetch_buffer_size=prefetch
             )
@@ -147,10 +160,32 @@ def stack_rows(group: list[dict[str, np.ndarray]], cut: Cut) -> Batch:
     Microbatch `k` holds rows `k * b` to `(k + 1) * b` of the global batch.
     """
     empty = jax.tree.map(np.zeros_like, group[0])
-    full = group + [empty] * (cut.global_size - len(group))
-    batch = {name: np.stack([row[name] for row in full]) for name in group[0]}
-    batch["rows"] = np.arange(cut.global_size, dtype=np.int32)
-    return {name: leaf.reshape(cut.microbatches, cut.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
+    return _stacked(group + [empty] * (cut.global_size - len(group)), range(cut.global_size), cut.microbatches)
+
+
+def _stacked(rows: list[dict[str, np.ndarray]], places: Sequence[int], microbatches: int) -> Batch:
+    """Stacks rows `[s]`, the same number of each microbatch, to `[m b s]`, with their `places` in the global batch."""
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    batch["rows"] = np.array(places, np.int32)
+    return {name: leaf.reshape(microbatches, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
+
+
+class _Batches:
+    """Batches of rows, of which those are read that are `own` rows of their microbatch; empty rows fill up the last."""
+
+    def __init__(self, rows: Rows, cut: Cut, own: Sequence[int]):
+        self._rows = rows
+        self._cut = cut
+        self._places = [microbatch * cut.rows + row for microbatch in range(cut.microbatches) for row in own]
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._cut.global_size)
+
+    def __getitem__(self, index: int) -> Batch:
+        first, there = index * self._cut.global_size, len(self._rows)
+        group = [self._rows[first + place] for place in self._places if first + place < there]
+        empty = jax.tree.map(np.zeros_like, (group or [self._rows[first]])[0])
+        return _stacked([*group, *[empty] * (len(self._places) - len(group))], self._places, self._cut.microbatches)
 
 
 class _Checked:

@@ -26,10 +26,11 @@ class Console(logging.Handler):
         """Starts writing to standard output.
 
         Args:
-            mode: `bar`, `lines`, or `auto` for a bar on a terminal.
+            mode: `bar`, `lines`, `auto` for a bar on a terminal, or `quiet` to write to the log alone.
         """
         super().__init__()
         self._rich = _Screen(file=sys.stdout, highlight=False, emoji=False, soft_wrap=True)
+        self._rich.quiet = mode == "quiet"
         self._bar: Progress | None = None
         self._wants_bar = mode == "bar" or (mode == "auto" and self._rich.is_terminal)
         self._log: TextIO | None = None

@@ -15,18 +15,26 @@ class Watchdog:
     """Dumps the stacks of all threads when no beat came for `timeout_s` while it is entered."""
 
     def __init__(
-        self, timeout_s: float | None, *, folder: Path, say: Callable[[str], None], leave: Callable[[int], None] | None
+        self,
+        timeout_s: float | None,
+        *,
+        folder: Path,
+        name: str = "stacks",
+        say: Callable[[str], None],
+        leave: Callable[[int], None] | None,
     ):
         """Does nothing yet.
 
         Args:
             timeout_s: seconds without a beat; None never dumps.
-            folder: gets `stacks_NNN.txt`.
+            folder: gets `NAME_NNN.txt`.
+            name: of the files.
             say: tells people.
             leave: writes what the run's end is to say, and then the process ends; None lets it hang on.
         """
         self._timeout_s = timeout_s
         self._folder = folder
+        self._name = name
         self._say = say
         self._leave = leave
         self._last: float | None = None
@@ -50,7 +58,8 @@ class Watchdog:
         while not self._end.wait(min(timeout_s / 4, 1.0)):
             if self._last is None or time.monotonic() - self._last < timeout_s:
                 continue
-            path = self._folder / f"stacks_{len(list(self._folder.glob('stacks_*.txt'))) + 1:03}.txt"
+            number = len(list(self._folder.glob(f"{self._name}_*.txt"))) + 1
+            path = self._folder / f"{self._name}_{number:03}.txt"
             with path.open("w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file=file, all_threads=True)
             self._say(f"no step for {timeout_s:g} s (debug.hang_timeout_s); the stacks of all threads are in {path}")

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from nnxtrain.axes import BATCH, KV_HEADS, SEQUENCE, axes_of
 from nnxtrain.errors import ConfigError
-from nnxtrain.sharding.rules import MeshLayout
+from nnxtrain.sharding.layout import MeshLayout
 
 LISTED = 20  # parameters that a refusal names
 

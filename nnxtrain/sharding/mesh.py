@@ -47,10 +47,10 @@ def _whole(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> dict[str,
 
 
 def _nearest(sizes: Mapping[str, int], devices: int, takes_rest: bool) -> dict[str, int]:
-    """Returns the sizes that fit so many devices with the smallest change of their logarithms; ties keep more devices."""
+    """Returns the sizes that fit so many with the smallest change of their logarithms; ties use more devices."""
     names = [name for name, size in sizes.items() if size > 1]
-    choices = [[size for size in range(1, devices + 1) if devices % size == 0]] * len(names)
-    fitting = [
+    choices: list[list[int]] = [[size for size in range(1, devices + 1) if devices % size == 0]] * len(names)
+    fitting: list[tuple[int, ...]] = [
         chosen
         for chosen in itertools.product(*choices)
         if math.prod(chosen) <= devices and not (takes_rest and devices % math.prod(chosen))
@@ -60,7 +60,7 @@ def _nearest(sizes: Mapping[str, int], devices: int, takes_rest: bool) -> dict[s
         change = sum(abs(math.log(sizes[name] / size)) for name, size in zip(names, chosen, strict=True))
         return round(change, 9), -max(chosen)
 
-    return dict(zip(names, min(fitting, key=distance), strict=True))
+    return dict(zip(names, sorted(fitting, key=distance)[0], strict=True))
 
 
 def _across(config: MeshConfig, sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> np.ndarray:

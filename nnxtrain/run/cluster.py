@@ -1,0 +1,133 @@
+"""The processes of one run: how they meet, what they agree on, and how they end when one is lost."""
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from nnxtrain.config.distributed import DistributedConfig
+from nnxtrain.errors import LostProcessError, UserError
+
+CHECKPOINTS = "checkpoints"
+LOSSES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "coordination service", "heartbeat", "closed by peer")
+
+
+@contextlib.contextmanager
+def joined(config: DistributedConfig) -> Iterator["Cluster"]:
+    """Meets the other processes of the run, if there are any, and parts from them when all are done.
+
+    When something goes wrong here, this process ends at once, with the exit code of the error, and waits for nobody:
+    the others, which would wait for it for good, find it lost.
+
+    Raises:
+        LostProcessError: they did not meet in time.
+    """
+    if not config.is_joined:
+        yield Cluster()
+        return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    is_told = config.coordinator is not None
+    try:
+        jax.distributed.initialize(
+            config.coordinator,
+            config.processes if is_told else None,
+            config.process if is_told else None,
+            cluster_detection_method=None if config.detect else "deactivate",
+            initialization_timeout=config.connect_timeout_s,
+            heartbeat_timeout_seconds=config.heartbeat_timeout_s,
+        )
+    except (RuntimeError, ValueError) as error:
+        wait = f"within distributed.connect_timeout_s={config.connect_timeout_s}"
+        raise LostProcessError(f"the processes did not meet {wait}: {str(error).splitlines()[0]}") from error
+    try:
+        yield Cluster()
+    except BaseException as error:
+        _end(error)
+    jax.distributed.shutdown()
+
+
+def _end(error: BaseException) -> None:
+    """Ends this process because of an error."""
+    lost = LostProcessError(f"another process of the run was lost: {str(error).splitlines()[0][:200]}")
+    if isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOSSES):
+        error = lost
+    if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, UserError) else 1)
+
+
+class Cluster:
+    """What this process knows of all processes of the run; one process agrees with itself at once.
+
+    Attributes:
+        size: number of processes.
+        index: of this one; process 0 writes the run directory.
+    """
+
+    def __init__(self) -> None:
+        self.size = jax.process_count()
+        self.index = jax.process_index()
+        self._clock = 0.0
+        self._asked: jax.Array | None = None
+        if self.size > 1:
+            first = {device.process_index: device for device in reversed(jax.devices())}
+            mesh = Mesh(np.array([first[index] for index in sorted(first)]), "process", axis_types=(AxisType.Auto,))
+            self._own = NamedSharding(mesh, PartitionSpec("process"))
+            self._began = time.monotonic()
+            self._largest = jax.jit(lambda x: x.max(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    @contextlib.contextmanager
+    def folder(self, whole: Path) -> Iterator[Path]:
+        """Gives the folder that this process writes: process 0 the run directory, others one that is gone at the end.
+
+        All processes so do the same, and none has to ask who it is. Checkpoints are those of the run for all.
+        """
+        if self.index == 0:
+            yield whole
+            return
+        with tempfile.TemporaryDirectory(prefix="nnxtrain-") as scratch:
+            own = Path(scratch) / whole.name
+            own.mkdir()
+            (own / CHECKPOINTS).symlink_to((whole / CHECKPOINTS).absolute())
+            yield own
+
+    def any_asks(self, asks: bool) -> bool:
+        """Tells whether any process asked, as of the call before this one; all processes call this equally often.
+
+        The answer travels to the device and back beside the steps, so nobody waits for it.
+        """
+        if self.size == 1:
+            return asks
+        before = self._asked
+        own = np.array([[asks, time.monotonic() - self._began]], np.float32)
+        self._asked = self._largest(jax.make_array_from_callback((self.size, 2), self._own, lambda _: own))
+        if before is None:
+            return False
+        asked, self._clock = np.asarray(before).tolist()
+        return asked > 0
+
+    def now(self) -> float:
+        """Returns seconds on a clock that all processes read alike: it stands between two calls of `any_asks`."""
+        return time.monotonic() if self.size == 1 else self._clock
+
+    def of_first(self, values: list[Any]) -> list[Any]:
+        """Returns the values, numbers or None, that process 0 has; all processes wait for it."""
+        if self.size == 1:
+            return values
+        numbers = np.array([np.nan if value is None else value for value in values], np.float32)
+        told = np.asarray(multihost_utils.broadcast_one_to_all(numbers)).tolist()
+        return [None if np.isnan(value) else value for value in told]

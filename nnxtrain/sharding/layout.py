@@ -1,0 +1,126 @@
+"""Where weights, optimizer state and activations lie on a mesh."""
+
+import functools
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from nnxtrain.axes import BATCH, SEQUENCE, VOCAB, WHOLE, axes_of
+from nnxtrain.sharding.rules import Table, spec_of, tables
+
+
+class MeshLayout:
+    """Where arrays lie on one mesh, by the logical names of their dimensions."""
+
+    def __init__(self, mesh: Mesh | AbstractMesh, rules: Iterable[str]):
+        """Takes the table with `mesh.rules` put into it."""
+        self.mesh = mesh
+        self.table, self.optimizer_table = tables(rules)
+        self._shared = {*self.table[BATCH], *self.table[SEQUENCE]}  # whoever computes needs weights whole along these
+
+    def axes(self, logical: str) -> tuple[str, ...]:
+        """Returns the mesh axes of more than one device that cut a logical axis."""
+        return tuple(name for name in self.table[logical] if self.mesh.shape[name] > 1)
+
+    def activations(self, x: jax.Array, *axes: str) -> jax.Array:
+        """Returns `x`, lying as the logical names of its dimensions ask for."""
+        return x if self.mesh.size == 1 else jax.lax.with_sharding_constraint(x, self._here(x.shape, axes))
+
+    def weights(self, module: Any) -> Any:
+        """Returns a module as its computation needs it: gathered along what cuts the batch; gradients go back cut."""
+        if self.mesh.size == 1:
+            return module
+        graph, state = nnx.split(module)
+        return nnx.merge(
+            graph, jax.tree.map(self._gathered, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+        )
+
+    def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
+        """Returns rows of a table; where its vocabulary is cut, each device gives those that it has."""
+        cutting = self.axes(VOCAB)
+        if not cutting or table.shape[0] % math.prod(self.mesh.shape[name] for name in cutting):
+            return jnp.take(table, ids, axis=0)
+        mesh = jax.sharding.get_abstract_mesh()
+        here = functools.partial(spec_of, table=self.table, mesh=self.mesh.shape, without=mesh.manual_axes)
+
+        def local(table: jax.Array, ids: jax.Array) -> jax.Array:
+            own = ids - jax.lax.axis_index(cutting) * len(table)
+            is_here = (own >= 0) & (own < len(table))
+            rows = jnp.take(table, jnp.where(is_here, own, 0), axis=0)
+            return jax.lax.psum(jnp.where(is_here[..., None], rows, 0), cutting)
+
+        rows = here(ids.shape, (BATCH, SEQUENCE))
+        return jax.shard_map(
+            local,
+            mesh=mesh if mesh.manual_axes else self.mesh,
+            axis_names=set(mesh.axis_names or self.mesh.axis_names) - set(mesh.manual_axes),
+            in_specs=(here(table.shape, (VOCAB, WHOLE)), rows),
+            out_specs=rows,
+            check_vma=False,
+        )(table, ids)
+
+    def state(self, state: nnx.State) -> nnx.State:
+        """Returns the shapes and types of a whole state with the sharding of each leaf.
+
+        What lies below a path that ends like that of a parameter, and has its shape, is cut as the table for optimizer
+        state says; what else is no parameter is whole on each device.
+        """
+        flat = nnx.to_flat_state(state)
+        parameters = {path[1:]: leaf for path, leaf in flat if isinstance(leaf, nnx.Param)}
+
+        def sharding(path: tuple[Any, ...], leaf: nnx.Variable) -> NamedSharding:
+            if isinstance(leaf, nnx.Param):
+                return self._stored(leaf, self.table)
+            ends = (parameters.get(path[start:]) for start in range(1, len(path)))
+            twin = next((end for end in ends if end is not None and end.shape == leaf.shape), None)
+            return (
+                NamedSharding(self.mesh, PartitionSpec()) if twin is None else self._stored(twin, self.optimizer_table)
+            )
+
+        def placed(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
+            return leaf.replace(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(path, leaf)))
+
+        return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in flat])
+
+    def _stored(self, parameter: nnx.Variable, table: Table) -> NamedSharding:
+        spec = spec_of(parameter.shape, axes_of(parameter), table=table, mesh=self.mesh.shape)
+        return NamedSharding(self.mesh, spec)
+
+    def _gathered(self, variable: nnx.Variable) -> nnx.Variable:
+        """Returns a parameter as computation needs it; inside a scan it has lost the axis of the layers."""
+        if not isinstance(variable, nnx.Param):
+            return variable
+        axes = axes_of(variable)
+        axes = axes[len(axes) - len(variable.shape) :]
+        stored = self._here(variable.shape, axes)
+        needed = self._here(variable.shape, axes, without=self._shared)
+        return variable if stored == needed else variable.replace(_moved(variable[...], needed, stored))
+
+    def _here(self, shape: tuple[int, ...], axes: tuple[str, ...], *, without: Collection[str] = ()) -> NamedSharding:
+        """Returns a sharding for the function being traced, where some axes may have been taken by `shard_map`."""
+        mesh = jax.sharding.get_abstract_mesh()
+        manual = mesh.manual_axes
+        spec = spec_of(shape, axes, table=self.table, mesh=self.mesh.shape, without={*without, *manual})
+        return NamedSharding(mesh if manual else self.mesh, spec)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _moved(weight: jax.Array, needed: NamedSharding, stored: NamedSharding) -> jax.Array:
+    """Returns a weight where it is needed; its gradient goes back to where the weight is stored."""
+    return jax.lax.with_sharding_constraint(weight, needed)
+
+
+def _move(weight: jax.Array, needed: NamedSharding, stored: NamedSharding) -> tuple[jax.Array, None]:
+    return _moved(weight, needed, stored), None
+
+
+def _move_back(needed: NamedSharding, stored: NamedSharding, _: None, grad: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.with_sharding_constraint(grad, stored),)
+
+
+_moved.defvjp(_move, _move_back)
