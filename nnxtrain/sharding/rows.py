@@ -14,8 +14,9 @@ from nnxtrain.types import Batch
 
 def rows_sharding(layout: MeshLayout, *, row_axis: int, tokens: bool) -> NamedSharding:
     """Returns the sharding of batch leaves whose axis `row_axis` counts rows, and the next one `tokens`."""
-    entries = [layout.axes(BATCH) or None, layout.axes(SEQUENCE) or None]
-    return NamedSharding(layout.mesh, PartitionSpec(*[None] * row_axis, *entries[: 1 + tokens]))
+    rows, sequence = layout.axes(BATCH) or None, layout.axes(SEQUENCE) or None
+    is_cut = tokens and sequence is not None
+    return NamedSharding(layout.mesh, PartitionSpec(*[None] * row_axis, rows, *[sequence] * is_cut))
 
 
 def own_rows(layout: MeshLayout, count: int) -> list[int]:

@@ -223,9 +223,10 @@ def test_lists_survive_printing(loaded, write):
 
 OTHER = {  # values that differ from the defaults and fit each other; of the rest, any value will do
     "run_name": "other", "model.embed": "96", "model.heads": "6", "model.kv_heads": "3", "model.head_dim": "32",
-    "model.vocab": "300", "model.rope_low": "2", "model.rope_high": "8", "batch.global_size": "12",
+    "model.vocab": "300", "model.rope_low": "2", "model.rope_high": "8", "batch.global_size": "24",
     "batch.accum_steps": "3", "batch.sequence": "64", "batch.accumulator": "scan", "data.source": "text",
-    "loss.chunks": "4", "mesh.data": "2", "checkpoint.resume": "never", "eval.global_size": "4",
+    "loss.chunks": "4", "mesh.data": "2", "checkpoint.resume": "never", "eval.global_size": "8",
+    "mesh.slices": "2", "mesh.rules": "mlp=none", "distributed.coordinator": "host:1234",
     "optimizer.clip_norm": "null", "debug.compilation_cache": "none",
 }  # fmt: skip
 

@@ -1,0 +1,178 @@
+"""`python -m nnxtrain.launch processes=2 -- train CONFIG.yml ...`: several processes of one run on one machine."""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import IO
+
+from nnxtrain.config.command import guarded
+from nnxtrain.errors import ConfigError, LostProcessError
+
+EPILOG = """\
+example:
+  python -m nnxtrain.launch processes=2 devices_per_process=4 -- train configs/tiny.yml mesh.fsdp=8
+
+keys:
+  processes            processes to start (default 2)
+  devices_per_process  devices of each: so many CPU devices, or its share of the GPUs; 0 leaves both alone (default 0)
+  grace_s              seconds that the others have to end when one was lost, before they are killed (default 120)
+
+Every line of output begins with the number of its process. A signal goes on to all processes; they stop at one step.
+The exit code is theirs; when one was lost it is named, and the exit code is 7.
+"""
+MODULES = ("train",)
+DEFAULTS = {"processes": 2, "devices_per_process": 0, "grace_s": 120}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    parser = argparse.ArgumentParser(
+        prog="python -m nnxtrain.launch",
+        description="Starts several processes of one run on this machine.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("words", nargs="*", metavar="key=val", help="how many processes and devices; see below")
+    settings = _settings(parser.parse_args(own).words)
+    if not command or command[0] not in MODULES:
+        raise ConfigError(f"after -- comes one of {', '.join(MODULES)}, with its words; see --help")
+    return _Group(command, **settings).run()
+
+
+class _Group:
+    """The processes of one run, from their start to their end."""
+
+    def __init__(self, command: Sequence[str], *, processes: int, devices_per_process: int, grace_s: int):
+        self._grace_s = grace_s
+        meet = f"127.0.0.1:{_free_port()}"
+        module, *words = command
+        self._processes: list[subprocess.Popen[str]] = []
+        for index in range(processes):
+            part = ["coordinator=" + meet, f"processes={processes}", f"process={index}"]
+            self._processes.append(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-u",
+                        "-m",
+                        f"nnxtrain.{module}",
+                        *words,
+                        *(f"distributed.{word}" for word in part),
+                    ],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    env=_environment(os.environ, index, devices_per_process),
+                    start_new_session=True,  # a terminal's Ctrl-C reaches them through this process, once
+                )
+            )
+
+    def run(self) -> int:
+        """Shows what the processes say until all have ended; returns the exit code.
+
+        Raises:
+            LostProcessError: one was lost; names it.
+        """
+        threads = [threading.Thread(target=_show, args=(index, one.stdout)) for index, one in self._numbered()]
+        for thread in threads:
+            thread.start()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._pass_on)
+        lost = self._wait()
+        for thread in threads:
+            thread.join()
+        codes = [process.returncode for process in self._processes]
+        if lost is None:
+            return codes[0]
+        if codes[lost] > 0 and codes[lost] != LostProcessError.exit_code:
+            print(f"process {lost} of {len(codes)} ended with exit code {codes[lost]}", file=sys.stderr)
+            return codes[lost]
+        raise LostProcessError(f"process {lost} of {len(codes)} was lost ({_how(codes[lost])})")
+
+    def _wait(self) -> int | None:
+        """Returns when all have ended: the number of the one that was lost first, or None if all ended alike."""
+        while all(process.poll() in (None, 0) for process in self._processes):
+            if all(process.poll() == 0 for process in self._processes):
+                return None
+            time.sleep(0.05)
+        deadline = time.monotonic() + self._grace_s
+        ended: list[int] = []
+        while len(ended) < len(self._processes):
+            ended += [index for index, one in self._numbered() if one.poll() is not None and index not in ended]
+            if time.monotonic() > deadline:
+                for process in self._processes:
+                    process.kill()
+            time.sleep(0.05)
+        codes = [process.returncode for process in self._processes]
+        if len(set(codes)) == 1 and codes[0] > 0:
+            return None
+        # a process that notices a loss may be seen to end before the one that was lost
+        return min(ended, key=lambda index: (codes[index] in NOTICED or codes[index] == 0, ended.index(index)))
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _numbered(self) -> list[tuple[int, subprocess.Popen[str]]]:
+        return list(enumerate(self._processes))
+
+
+# how a process ends that finds another one lost: with its own word, or aborted by jax's coordination service
+NOTICED = (LostProcessError.exit_code, -signal.SIGABRT)
+
+
+def _settings(words: Sequence[str]) -> dict[str, int]:
+    """Returns the settings with `key=val` words put into them."""
+    settings = dict(DEFAULTS)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in DEFAULTS:
+            raise ConfigError(f"{word!r}: {name} is not one of {', '.join(DEFAULTS)}; words for the run come after --")
+        if not value.isdecimal() or (name == "processes" and int(value) < 1):
+            raise ConfigError(f"{word!r}: {name} is a number" + (", at least 1" if name == "processes" else ""))
+        settings[name] = int(value)
+    return settings
+
+
+def _environment(outer: Mapping[str, str], index: int, devices: int) -> dict[str, str]:
+    """Returns the environment of process `index` with so many devices of its own; 0 changes nothing."""
+    if not devices:
+        return dict(outer)
+    flags = f"{outer.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
+    last = (index + 1) * devices
+    there = outer.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(last)))
+    return {**outer, "XLA_FLAGS": flags, "CUDA_VISIBLE_DEVICES": ",".join(there.split(",")[last - devices : last])}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _show(index: int, stream: IO[str] | None) -> None:
+    """Writes the lines of a process behind its number, without those of the library that connects CPU devices."""
+    for line in stream or ():
+        if not line.startswith("[Gloo] Rank"):
+            sys.stdout.write(f"[{index}] {line}")
+            sys.stdout.flush()
+
+
+def _how(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
