@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from nnxtrain.config.distributed import DistributedConfig
-from nnxtrain.errors import LostProcessError, UserError
+from nnxtrain.errors import ConfigError, LostProcessError, UserError
 
 CHECKPOINTS = "checkpoints"
 LOSSES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "coordination service", "heartbeat", "closed by peer")
@@ -29,14 +29,21 @@ def joined(config: DistributedConfig) -> Iterator["Cluster"]:
     When something goes wrong here, this process ends at once, with the exit code of the error, and waits for nobody:
     the others, which would wait for it for good, find it lost.
 
+    A process that never comes ends the others after `distributed.connect_timeout_s`: jax aborts them (exit code 134).
+
     Raises:
-        LostProcessError: they did not meet in time.
+        ConfigError: no cluster is found, or it does not say who takes part.
+        LostProcessError: the processes did not meet.
     """
     if not config.is_joined:
         yield Cluster()
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     is_told = config.coordinator is not None
+    who = (
+        f"process {config.process} of {config.processes} at {config.coordinator}" if is_told else "those of the cluster"
+    )
+    print(f"meets    {who}, within {config.connect_timeout_s} s", file=sys.stderr, flush=True)
     try:
         jax.distributed.initialize(
             config.coordinator,
@@ -46,9 +53,10 @@ def joined(config: DistributedConfig) -> Iterator["Cluster"]:
             initialization_timeout=config.connect_timeout_s,
             heartbeat_timeout_seconds=config.heartbeat_timeout_s,
         )
-    except (RuntimeError, ValueError) as error:
-        wait = f"within distributed.connect_timeout_s={config.connect_timeout_s}"
-        raise LostProcessError(f"the processes did not meet {wait}: {str(error).splitlines()[0]}") from error
+    except ValueError as error:
+        raise ConfigError(f"distributed.detect={str(config.detect).lower()}: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:
+        raise LostProcessError(f"the processes did not meet: {str(error).splitlines()[0]}") from error
     try:
         yield Cluster()
     except BaseException as error:
