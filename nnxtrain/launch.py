@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
@@ -28,6 +29,7 @@ Every line of output begins with the number of its process. A signal goes on to 
 The exit code is theirs; when one was lost it is named, and the exit code is 7.
 """
 MODULES = ("train",)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEFAULTS = {"processes": 2, "devices_per_process": 0, "grace_s": 120}
 
 
@@ -87,9 +89,10 @@ class _Group:
         threads = [threading.Thread(target=_show, args=(index, one.stdout)) for index, one in self._numbered()]
         for thread in threads:
             thread.start()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._pass_on)
+        before = {number: signal.signal(number, self._pass_on) for number in STOPS}
         lost = self._wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
         for thread in threads:
             thread.join()
         codes = [process.returncode for process in self._processes]
@@ -147,13 +150,15 @@ def _settings(words: Sequence[str]) -> dict[str, int]:
 
 
 def _environment(outer: Mapping[str, str], index: int, devices: int) -> dict[str, str]:
-    """Returns the environment of process `index` with so many devices of its own; 0 changes nothing."""
+    """Returns the environment of process `index`: the package that this module is of, so many devices; 0 for all."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [outer.get("PYTHONPATH")])]
+    same = {**outer, "PYTHONPATH": os.pathsep.join(paths)}
     if not devices:
-        return dict(outer)
+        return same
     flags = f"{outer.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}".strip()
     last = (index + 1) * devices
     there = outer.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(last)))
-    return {**outer, "XLA_FLAGS": flags, "CUDA_VISIBLE_DEVICES": ",".join(there.split(",")[last - devices : last])}
+    return {**same, "XLA_FLAGS": flags, "CUDA_VISIBLE_DEVICES": ",".join(there.split(",")[last - devices : last])}
 
 
 def _free_port() -> int:

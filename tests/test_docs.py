@@ -9,6 +9,7 @@ import pytest
 from nnxtrain.config.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.generate import main as generate
+from nnxtrain.launch import main as launch
 from nnxtrain.train import main as train
 from tests.support import ROOT
 from tools.convert_checkpoint import main as convert_checkpoint
@@ -16,7 +17,7 @@ from tools.kill_test import main as kill_test
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
-MODULES = {"train": train, "generate": generate, "evaluate": evaluate}
+MODULES = {"train": train, "generate": generate, "evaluate": evaluate, "launch": launch}
 TOOLS = {"kill_test": kill_test, "convert_checkpoint": convert_checkpoint}
 SIZES = "model.layers=1 model.embed=32 model.heads=2 model.mlp=32 batch.sequence=32 batch.global_size=8"
 SMALL = f"{SIZES} steps=2 batch.accum_steps=1 eval.max_batches=1 eval.every_steps=0 mesh.data=1".split()
@@ -58,7 +59,7 @@ def test_commands_of_the_pages_run(line, workplace, monkeypatch):
         return
     name, *words = words[1].removeprefix("nnxtrain."), *words[2:]
     asks = {"--help", "--list-keys", "--print-config", "--dry-run"} & set(words)
-    if name == "train" and not asks:
+    if name in ("train", "launch") and not asks:
         own = {word.partition("=")[0] for word in words}
         words += [word for word in SMALL if word.partition("=")[0] not in own]
         words.append(f"data.cache_dir={workplace}/cache")

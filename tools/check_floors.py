@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 FLOORS = {
     "train": Row(7, "entry point: train", 120),
-    "launch": Row(7, "entry point: several processes on one machine", 120),
+    "launch": Row(7, "entry point: several processes on one machine", 130),
     "evaluate": Row(7, "entry point: evaluate only", 120),
     "generate": Row(7, "entry point: text from a run", 120),
     "execute": Row(7, "one run from start to end", 270),

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -72,8 +73,9 @@ def leave_on_signals() -> None:
         print(f"{signal.Signals(number).name}: nothing is to be saved; the run ends", file=sys.stderr, flush=True)
         os._exit(STOPPED)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+    if threading.current_thread() is threading.main_thread():  # elsewhere signals are the caller's
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, leave)
 
 
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:

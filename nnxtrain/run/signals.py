@@ -43,6 +43,9 @@ class StopSignals:
         self._nothing_to_save.clear()
 
     def __enter__(self) -> "StopSignals":
+        self._listens = threading.current_thread() is threading.main_thread()
+        if not self._listens:
+            return self  # signals are those of whoever started the thread
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # `nohup` ignores SIGHUP
@@ -54,6 +57,8 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._listens:
+            return
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
