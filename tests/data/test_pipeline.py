@@ -275,3 +275,44 @@ def test_a_limit_spreads_the_rows_evenly(count, limit):
     gaps = np.diff([*chosen, count])
     assert gaps.min() >= 1
     assert gaps.max() - gaps.min() <= 1
+
+
+class CountedRows(NumberedRows):
+    """Numbered rows that remember which of them were read."""
+
+    def __init__(self, count: int):
+        super().__init__(count)
+        self.read: set[int] = set()
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        self.read.add(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("shares", [((0, 1), (2, 3)), ((0,), (1,), (2,), (3,)), ((0, 2), (1, 3)), ((0, 1, 2, 3),) * 2])
+@pytest.mark.parametrize("skipped", [(), ((8, 11),)])
+def test_processes_read_their_own_rows_of_the_same_batches(shares, skipped):
+    """Processes that load the same rows train on a part of the corpus; one with none left would stop alone (B51)."""
+    want, got, counted = [], [], []
+    for share in ((0, 1, 2, 3), *shares):
+        rows = CountedRows(21)
+        batches = TrainBatches(rows, Cut(2, 4), vocab=VOCAB, order=Order(0, True, 1, False), own=share)
+        stream = batches.start(Position(0, skipped), put=lambda batch: batch, prefetch=2)
+        (want if not want else got).append([batch for batch, _ in stream])
+        counted.append(rows.read)
+    whole = want[0]
+    assert [len(batches) for batches in got] == [len(whole)] * len(shares)
+    for share, batches in zip(shares, got, strict=True):
+        for batch, all_of_it in zip(batches, whole, strict=True):
+            assert_trees_equal(batch, {name: leaf[:, list(share)] for name, leaf in all_of_it.items()})
+    if shares[0] == (0, 1):
+        first, *both = counted
+        assert both[0] | both[1] == first
+        assert len(both[0] & both[1]) <= 1  # the shape of an empty row is that of the batch's first
+
+
+def test_own_rows_are_all_of_them_by_default():
+    """One process has no one to leave rows to."""
+    rows = CountedRows(12)
+    batches = TrainBatches(rows, Cut(1, 4), vocab=VOCAB, order=Order(0, False, 1, False))
+    assert numbers(read(batches)) == list(range(12)) == sorted(rows.read)

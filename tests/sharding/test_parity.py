@@ -150,3 +150,12 @@ def test_a_device_holds_its_part_of_the_state(name, pieces):
     assert engine._step.memory_analysis().argument_size_in_bytes - batch == pytest.approx(want, rel=0.05)
     for leaf in jax.tree.leaves(state):
         assert leaf.addressable_data(0).shape == leaf.sharding.shard_shape(leaf.shape)
+
+
+def test_the_initial_state_appears_where_it_belongs():
+    """Made whole and cut afterwards, the largest model is that of one device."""
+    engine = run(*SHARED["fsdp 8"]).engine
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(nnx.state(engine.state()))]
+    memory = engine._initial.lower().compile().memory_analysis()
+    assert memory.output_size_in_bytes < 1.05 * sum(sizes) / 8
+    assert memory.temp_size_in_bytes < max(sizes)
