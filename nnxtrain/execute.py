@@ -95,7 +95,7 @@ class _Run:
 
     def guarded(self) -> int:
         """Trains; whatever happens, the summary tells it."""
-        with self.summary.told(), self.signals, self.watchdog:
+        with self.summary.told(), self.signals, self.watchdog, self.cluster.losses_named():
             if self.cluster.size > 1:
                 self.signals.guard_unsaved()  # none ends alone: the others would wait for it
             code = self.train()

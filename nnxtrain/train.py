@@ -25,6 +25,7 @@ ways in:
   python -m nnxtrain.train CONFIG.yml [key=val ...]                train, go on, evaluate, write samples
   python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss of a run on its held-out sets
   python -m nnxtrain.generate RUN_DIR [key=val ...]                text from a run
+  python -m nnxtrain.launch processes=2 -- train CONFIG.yml ...    several processes on this machine
 
 examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
@@ -36,7 +37,8 @@ A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and 
 goes on from its newest checkpoint. SIGTERM and SIGINT let it save and end with 75.
 
 exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite, 5 data, 6 checkpoint,
-            75 stopped by a signal with nothing left unsaved, 128+n ended by a second signal n
+            7 another process was lost, 75 stopped by a signal with nothing left unsaved,
+            128+n ended by a second signal n
 """
 
 

@@ -121,7 +121,8 @@ def test_two_processes_are_one_run(together, alone):
     (ours,), (theirs,) = rows_of(together, "eval"), rows_of(alone, "eval")
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
     assert ours["targets"] == theirs["targets"]
-    assert json.loads((together / "summary.json").read_text())["status"] == "done"
+    summary = json.loads((together / "summary.json").read_text())
+    assert (summary["status"], summary["recompiles"]) == ("done", 0)
     assert json.loads((together / "env.json").read_text())["processes"] == 2
 
 
@@ -171,6 +172,8 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on(words, alone, tmp_pa
     assert time.monotonic() - began < 30
     assert "process 1 of 2 was lost (SIGKILL)" in run.output
     assert len(rows_of(tmp_path / "tiny")) < 6
+    summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
+    assert (summary["status"], summary["exit_code"]) == ("failed", 7)
     assert guarded(main, [*words, *own]) == 0
     np.testing.assert_allclose(curve(tmp_path / "tiny"), curve(alone), rtol=1e-5)
 

@@ -66,9 +66,6 @@ def joined(config: DistributedConfig) -> Iterator["Cluster"]:
 
 def _end(error: BaseException) -> None:
     """Ends this process because of an error."""
-    lost = LostProcessError(f"another process of the run was lost: {str(error).splitlines()[0][:200]}")
-    if isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOSSES):
-        error = lost
     if isinstance(error, UserError):
         print(f"error: {error}", file=sys.stderr)
     else:
@@ -87,8 +84,9 @@ class Cluster:
     """
 
     def __init__(self) -> None:
-        self.size = jax.process_count()
-        self.index = jax.process_index()
+        is_joined = jax.distributed.is_initialized()  # by us, or by whoever started this process
+        self.size = jax.process_count() if is_joined else 1
+        self.index = jax.process_index() if is_joined else 0
         self._clock = 0.0
         self._asked: jax.Array | None = None
         if self.size > 1:
@@ -97,6 +95,17 @@ class Cluster:
             self._own = NamedSharding(mesh, PartitionSpec("process"))
             self._began = time.monotonic()
             self._largest = jax.jit(lambda x: x.max(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    @contextlib.contextmanager
+    def losses_named(self) -> Iterator[None]:
+        """Raises LostProcessError where jax says in its own words that another process is gone."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if self.size == 1 or not any(word in str(error) for word in LOSSES):
+                raise
+            what = str(error).splitlines()[0][:200]
+            raise LostProcessError(f"another process of the run was lost: {what}") from error
 
     @contextlib.contextmanager
     def folder(self, whole: Path) -> Iterator[Path]:

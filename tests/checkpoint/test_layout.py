@@ -1,5 +1,6 @@
 """Scanned and unrolled layers hold the same numbers, and two trees that differ say where."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from nnxtrain.checkpoint.layout import (
     join_leaves,
     leaf_of,
     scanned,
+    targets,
     unrolled,
 )
 
@@ -105,3 +107,24 @@ def test_another_type_is_a_difference():
     """A silent cast from float32 to bfloat16 loses two thirds of the bits."""
     assert differences({("w",): Leaf((2,), "float32")}, {("w",): Leaf((2,), "bfloat16")})
     assert not differences({("w",): Leaf((2,), "float32")}, {("w",): Leaf((2,), "float32")})
+
+
+def test_saved_arrays_are_read_to_where_they_are_wanted_in_either_layout():
+    """An array that is read whole and cut afterwards needs the memory of all devices on one."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "fsdp")
+
+    def lying(shape, *entries):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*entries))
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+
+    scanned_tree = {("stack", "layer", "kernel"): lying((3, 4, 2), None, "fsdp"), ("norm",): lying((4,), "fsdp")}
+    unrolled_tree = {("stack", "layers", str(at), "kernel"): lying((4, 2), "fsdp") for at in range(3)}
+    unrolled_tree |= {("norm",): lying((4,), "fsdp")}
+    for saved, wanted in ((scanned_tree, unrolled_tree), (unrolled_tree, scanned_tree), (scanned_tree, scanned_tree)):
+        leaves = {path: Leaf(leaf.shape, "float32") for path, leaf in saved.items()}
+        got = targets(leaves, wanted)
+        assert {path: leaf.sharding.shard_shape(leaf.shape) for path, leaf in got.items()} == {
+            path: leaf.sharding.shard_shape(leaf.shape) for path, leaf in saved.items()
+        }
+    alien = targets({("norm",): Leaf((3,), "float32")}, scanned_tree)
+    assert alien["norm",].sharding.shard_shape((3,)) == (3,)
