@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 from nnxtrain.config.mesh import AXES, MeshConfig
 from nnxtrain.errors import ConfigError
@@ -26,11 +26,6 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     shape = tuple(sizes.values())
     grid = mesh_utils.create_device_mesh(shape, used) if config.slices == 1 else _across(config, sizes, used)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of what every device holds whole."""
-    return NamedSharding(mesh, PartitionSpec())
 
 
 def _whole(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> dict[str, int]:
