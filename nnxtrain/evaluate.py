@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from nnxtrain.config.command import choose_platform, guarded, parse
+from nnxtrain.config.command import choose_platform, guarded, parse, traced
 from nnxtrain.config.load import load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = load(place / "config.yml" if place.is_dir() else place, arguments.overrides)
     folder = place if place.is_dir() else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)
-    return evaluate_run(config, folder)
+    with traced(config):
+        return evaluate_run(config, folder)
 
 
 def evaluate_run(config: Config, folder: Path) -> int:

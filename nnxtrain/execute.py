@@ -3,7 +3,6 @@
 import functools
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -55,10 +54,6 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
         data = open_data(program)
         with locked(folder):
             return _Run(config, folder, console=console, data=data, began=began).guarded()
-    except UserError:
-        if config.debug.traceback:
-            traceback.print_exc()
-        raise
     finally:
         package.removeHandler(console)
         console.close()

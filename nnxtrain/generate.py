@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
-from nnxtrain.config.command import choose_platform, guarded, parse
+from nnxtrain.config.command import choose_platform, guarded, parse, traced
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import list_keys, load
 from nnxtrain.config.schema import Config
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
     config = load(folder / "config.yml", words)
     choose_platform(config)
-    print(write_text(folder, config))
+    with traced(config):
+        print(write_text(folder, config))
     return 0
 
 

@@ -14,6 +14,7 @@ from nnxtrain.config.command import (
     load_config,
     parse,
     print_config,
+    traced,
 )
 from nnxtrain.config.load import as_mapping, differences, load
 from nnxtrain.config.schema import Config
@@ -75,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return dry_run(config)
     from nnxtrain.execute import execute
 
-    return execute(config, folder, began=began)
+    with traced(config):
+        return execute(config, folder, began=began)
 
 
 def _is_finished(config: Config, folder: Path) -> bool:
@@ -98,7 +100,8 @@ def _is_finished(config: Config, folder: Path) -> bool:
     if changes:
         print("  this configuration differs from that of the run:", *changes, sep="\n    ")
     print(f"  look at it   {folder}/report.html")
-    print(f"  use it       python -m nnxtrain.generate {folder}")
+    if any((folder / "checkpoints").glob("*")):
+        print(f"  use it       python -m nnxtrain.generate {folder}")
     more = (
         f"steps={2 * max(config.steps, summary['step'])}"
         if summary["step"] >= config.steps

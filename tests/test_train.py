@@ -122,6 +122,22 @@ def test_a_second_start_says_that_the_run_is_finished(finished):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "train.log", "metrics.jsonl", "samples"])
+def test_a_stranger_in_the_run_directory_is_named(tmp_path, name, capsys):
+    """A file where a folder belongs, or the other way round, ends with its path, not with a traceback."""
+    stranger = tmp_path / "tiny" / name
+    stranger.parent.mkdir()
+    stranger.mkdir() if "." in name else stranger.touch()
+    words = [str(TINY), f"output_dir={tmp_path}", "mesh.data=1", "model.layers=1", "steps=1", "generate.tokens=1"]
+    assert guarded(main, words) == 1
+    error = capsys.readouterr().err
+    assert str(stranger) in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert guarded(main, [*words, "debug.traceback=true"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_resume_never_refuses_a_used_directory(finished, capsys):
     """A fresh start must not mix with what is there."""
     folder, _ = finished

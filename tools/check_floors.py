@@ -5,6 +5,7 @@ inside its own folder. Floor 0 is one folder.
 """
 
 import ast
+import graphlib
 import statistics
 import sys
 from collections.abc import Iterator
@@ -63,8 +64,9 @@ def main(root: Path) -> int:
     """Prints each breach below `root`; returns 1 if there is any."""
     problems: list[str] = []
     lengths: list[int] = []
-    for path in sorted((root / PACKAGE).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((root / PACKAGE).rglob("*.py"))}
+    problems += cycles({_module(path.relative_to(root)): tree for path, tree in trees.items()})
+    for path, tree in trees.items():
         name = path.relative_to(root / PACKAGE)
         room = name.parts[0].removesuffix(".py")
         if room == "__init__":
@@ -118,6 +120,17 @@ def imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, str
                 yield node, parts[1]
 
 
+def cycles(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yields the first cycle of imports among modules, by dotted name."""
+    graph = {
+        module: {name for name in _imported(tree) if name in trees and name != module} for module, tree in trees.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield f"a cycle of imports: {' → '.join(error.args[1][::-1])}"
+
+
 def size_problems(path: Path, tree: ast.Module, row: Row) -> Iterator[str]:
     """Yields files and functions that are too long, and functions of too many parameters."""
     lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -144,6 +157,20 @@ def length(node: ast.FunctionDef) -> int:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         total -= (first.end_lineno or first.lineno) - first.lineno + 1
     return total
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yields the dotted names that a module imports; of `from a import b`, `a.b` too, which may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _is_folder(room: str) -> bool:

@@ -1,11 +1,13 @@
 """The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
 
 import argparse
+import contextlib
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -76,6 +78,17 @@ def leave_on_signals() -> None:
         signal.signal(number, leave)
 
 
+@contextlib.contextmanager
+def traced(config: Config) -> Iterator[None]:
+    """Prints where an error came from, if `debug.traceback` asks for it."""
+    try:
+        yield
+    except (UserError, OSError):
+        if config.debug.traceback:
+            traceback.print_exc()
+        raise
+
+
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
     """Runs an entry point; what a user can cause ends with one message and the exit code of its kind."""
     for stream in (sys.stdout, sys.stderr):
@@ -89,6 +102,9 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a file or folder that somebody else made, moved or filled
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
