@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, before jax looks at the machine."""
 
 import os
+import signal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -8,6 +9,10 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+for number in (signal.SIGHUP, signal.SIGINT):  # `nohup` and shells in the background ignore them, for children too
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -405,7 +405,8 @@ def test_a_save_that_fails_ends_the_run_with_6_and_the_number_of_the_step(tmp_pa
     code, out, error = ended(run)
     assert code == 6, error
     assert "Traceback" not in error
-    (line,) = error.splitlines()
+    assert error.count("\n") == 1, error
+    line = error
     failed = int(line.split("step ")[1].split(":")[0])
     assert failed % 25 == 0
     assert failed > 25
