@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from nnxtrain.build import Program, make_program
+from nnxtrain.checkpoint.layout import scanned, unrolled
 from nnxtrain.config.load import load
 
 ROOT = Path(__file__).parents[1]
@@ -50,17 +51,10 @@ def pure_step(program: Program):
 
 
 def weights(state) -> dict[str, np.ndarray]:
-    """Returns the weights of a state by path, layers stacked whether they were scanned or not."""
-    flat = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(state.model))}
-    layers: dict[str, dict[int, np.ndarray]] = {}
-    stacked = {}
-    for path, leaf in flat.items():
-        if path.startswith("stack/layers/"):
-            _, _, index, rest = path.split("/", 3)
-            layers.setdefault(f"stack/layer/{rest}", {})[int(index)] = leaf
-        else:
-            stacked[path] = leaf
-    return stacked | {path: np.stack([parts[i] for i in range(len(parts))]) for path, parts in layers.items()}
+    """Returns the weights of a state by path, all layers stacked, whether they were scanned, in groups, or not."""
+    flat = {tuple(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(state.model))}
+    stacked = scanned(unrolled(flat, lambda leaf, index: leaf[index]), np.stack, period=1)
+    return {"/".join(path): leaf for path, leaf in sorted(stacked.items())}
 
 
 def assert_trees_close(got, want, *, rtol: float) -> None:

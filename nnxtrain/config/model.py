@@ -96,13 +96,10 @@ class ModelConfig:
     def _pattern_problems(self) -> Iterator[tuple[str, str]]:
         if unknown := [kind for kind in self.pattern if kind not in KINDS]:
             yield "model.pattern", none_of(unknown[0], KINDS)
-        if not self.pattern:
+        elif not self.pattern:
             yield "model.pattern", f"must name at least one kind of layer: {', '.join(KINDS)}"
-        has_local = LOCAL in self.pattern
-        if has_local and self.window is None:
-            yield "model.window", f"is missing; model.pattern={show(self.pattern)} has local layers"
-        if not has_local and self.window is not None:
-            yield (
-                "model.window",
-                f"{self.window} is read by local layers alone, and model.pattern={show(self.pattern)} has none",
-            )
+        elif LOCAL in self.pattern and self.window is None:
+            yield "model.window", f"is missing, and model.pattern={show(self.pattern)} has local layers"
+        elif LOCAL not in self.pattern and self.window is not None:
+            rule = f"{self.window} is read by local layers alone, and model.pattern={show(self.pattern)} has none"
+            yield "model.window", f"{rule}; write model.pattern=local or model.window=null"
