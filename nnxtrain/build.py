@@ -78,7 +78,7 @@ class Program:
             ConfigError: the remat policy moves activations to host memory, and these devices have none.
         """
         device = self.mesh.devices.flat[0]
-        if self.offloaded and not _can_offload(device):
+        if self.offloaded and not can_offload(device):
             what = f"{', '.join(self.offloaded)} to pinned host memory, which platform {device.platform} does not have"
             raise ConfigError(f"remat.policy={self.config.remat.policy} moves {what}; save or recompute them")
         engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
@@ -263,7 +263,7 @@ def _devices(platform: str) -> list[jax.Device]:
         raise ConfigError(f"debug.platform={platform}: {reason}") from error
 
 
-def _can_offload(device: jax.Device) -> bool:
+def can_offload(device: jax.Device) -> bool:
     """Tells whether there is host memory apart from the device's own; the compiler of the CPU drops such moves."""
     return device.platform != "cpu" and HOST in (memory.kind for memory in device.addressable_memories())
 

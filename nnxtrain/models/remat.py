@@ -37,7 +37,7 @@ REMAT_POLICIES: dict[str, Policy] = {
     "dots": cp.dots_saveable,
     "dots_no_batch": cp.dots_with_no_batch_dims_saveable,
     "attention": by_tag(save=[tags.ATTENTION_OUT]),
-    "mlp": by_tag(save=[tags.MLP_HIDDEN]),
+    "mlp": by_tag(save=[tags.MLP_GATE, tags.MLP_UP]),
     "qkv": by_tag(save=QKV),
     "attention_layer": by_tag(save=[*QKV, tags.ATTENTION_OUT, tags.OUT_PROJECTION]),
     "projections": by_tag(save=PROJECTIONS),
