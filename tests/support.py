@@ -12,6 +12,7 @@ from flax import nnx
 
 from nnxtrain.build import Program, make_program
 from nnxtrain.checkpoint.layout import scanned, unrolled
+from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.load import load
 
 ROOT = Path(__file__).parents[1]
@@ -29,10 +30,12 @@ def tiny_program(*words: str, devices: int = 1) -> Program:
     return make_program(tiny(*words), devices=jax.devices()[:devices])
 
 
-def random_batch(*, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, sequence: int = 32, seed: int = 0):
+def random_batch(
+    *, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, sequence: int = 32, vocab: int = 256, seed: int = 0
+):
     """Returns a batch of random tokens, leaves `[m b ...]`; row `i` has `targets[i]` targets."""
     rows = len(targets)
-    tokens = np.random.default_rng(seed).integers(0, 256, (rows, sequence + 1)).astype(np.int32)
+    tokens = np.random.default_rng(seed).integers(0, vocab, (rows, sequence + 1)).astype(np.int32)
     batch = {
         "inputs": tokens[:, :-1],
         "targets": tokens[:, 1:],
@@ -51,10 +54,15 @@ def pure_step(program: Program):
 
 
 def weights(state) -> dict[str, np.ndarray]:
-    """Returns the weights of a state by path, all layers stacked, whether they were scanned, in groups, or not."""
-    flat = {tuple(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(state.model))}
-    stacked = scanned(unrolled(flat, lambda leaf, index: leaf[index]), np.stack, period=1)
-    return {"/".join(path): leaf for path, leaf in sorted(stacked.items())}
+    """Returns the weights of a state by path, all layers stacked; see `stacked`."""
+    return stacked(flat(state, "model"))
+
+
+def stacked(tree) -> dict[str, np.ndarray]:
+    """Returns arrays by path with all layers stacked, whether they were scanned, scanned in groups, or unrolled."""
+    arrays = {path: np.asarray(leaf) for path, leaf in tree.items()}
+    joined = scanned(unrolled(arrays, lambda leaf, index: leaf[index]), np.stack, period=1)
+    return {"/".join(path): leaf for path, leaf in sorted(joined.items())}
 
 
 def assert_trees_close(got, want, *, rtol: float) -> None:

@@ -15,9 +15,7 @@ from nnxtrain.tags import ATTENTION_OUT, KEYS, OUT_PROJECTION, QUERIES, VALUES
 from nnxtrain.types import Attend
 
 
-def dot_product(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None = None
-) -> jax.Array:
+def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None) -> jax.Array:
     """Attends causally over one sequence.
 
     Args:
