@@ -17,6 +17,11 @@ from nnxtrain.config.load import load
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "configs" / "tiny.yml"
+# for `jax.jit(..., compiler_options=QUICKLY)`: numbers alone are of interest, not speed or memory; the compiler of jax
+# 0.10 spends most of its time in the last of these
+QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+if jax.__version_info__ < (0, 11):
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
 UNEVEN = (31, 3, 17, 1, 32, 2, 9, 5)  # targets of each row: 100 together
 
 

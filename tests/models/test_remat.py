@@ -20,7 +20,7 @@ from nnxtrain.errors import ConfigError
 from nnxtrain.models.remat import HOST, REMAT_POLICIES, by_tag, offloaded, policy_of, verdict
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.tags import TAGS
-from tests.support import ROOT, TINY, assert_trees_close, random_batch, stacked, tiny, tiny_program, weights
+from tests.support import QUICKLY, ROOT, TINY, assert_trees_close, random_batch, stacked, tiny, tiny_program, weights
 from tools.remat_table import temp_bytes
 
 PAGE = (ROOT / "docs" / "remat.md").read_text()
@@ -95,12 +95,6 @@ def run_of():
     return run
 
 
-# the compiler of jax 0.10 spends most of its time in these; the full product runs as users compile
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-if jax.__version_info__ < (0, 11):
-    QUICK["xla_cpu_use_fusion_emitters"] = False
-
-
 @pytest.fixture(scope="module")
 def plain(run_of):
     """Returns what the plain case gives, of each dropout and way to compile: no remat, scanned, one microbatch."""
@@ -131,7 +125,7 @@ def test_the_pairs_are_all_there():
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_every_way_to_compute_an_update_gives_the_same(case, run_of, plain):
     """Dropout drawn in the order of execution, or a mean of microbatch means, differs here (B12)."""
-    assert_same(run_of(case, QUICK), plain(case.dropout, QUICK))
+    assert_same(run_of(case, QUICKLY), plain(case.dropout, QUICKLY))
 
 
 @pytest.mark.slow
@@ -143,7 +137,7 @@ def test_the_full_product_gives_the_same(case, run_of, plain):
 
 def test_parity_would_see_another_mask(plain):
     """Two runs that cannot differ would agree too."""
-    assert abs(plain(0, QUICK).losses[0] - plain(0.2, QUICK).losses[0]) > 1e-3
+    assert abs(plain(0, QUICKLY).losses[0] - plain(0.2, QUICKLY).losses[0]) > 1e-3
 
 
 def rows_of_table(title: str) -> dict[str, list[str]]:
@@ -180,7 +174,8 @@ def test_a_policy_keeps_the_tags_that_the_page_says(name):
 
 def residuals(*words: str) -> str:
     """Returns what jax says of the arrays that wait for the backward pass of one unrolled layer."""
-    graph, params = nnx.split(tiny_program("model.layers=1", "model.scan_layers=false", *words).make_state().model)
+    program = tiny_program("model.layers=1", "model.scan_layers=false", *words)
+    graph, params = nnx.split(program.abstract_state().model)
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
@@ -197,7 +192,7 @@ def test_custom_saves_offloads_and_recomputes_what_it_names():
     assert policy_of(RematConfig(), REMAT_POLICIES) is None
 
 
-def test_offloading_is_refused_before_the_compile_where_nothing_can(capsys):
+def test_offloading_is_refused_before_the_compile_where_nothing_can():
     """The compiler of the CPU drops such moves; a run that asks for them and gets none was misled."""
     program = tiny_program("remat.policy=qkv_offload")
     with pytest.raises(ConfigError, match=r"remat.policy=qkv_offload moves queries, keys, values .* platform cpu"):
@@ -206,9 +201,10 @@ def test_offloading_is_refused_before_the_compile_where_nothing_can(capsys):
 
 def test_evaluation_of_a_run_that_offloads_works_anywhere():
     """Only the step needs host memory; weights of a GPU run must be of use on a laptop."""
-    model = tiny_program("remat.policy=projections_offload").make_state().model
-    batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
-    assert np.isfinite(model.hidden(batch, KeepAll())).all()
+    program = tiny_program(*SMALL, "remat.policy=projections_offload")
+    batch = jax.tree.map(lambda leaf: leaf[0], random_batch(sequence=16, vocab=64))
+    hidden = jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()), compiler_options=QUICKLY)
+    assert np.isfinite(hidden(batch)).all()
 
 
 def test_offloaded_activations_are_put_into_host_memory():
