@@ -27,6 +27,7 @@ from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.run.directory import write_whole  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
+POLICIES = tuple(name for name in LEAVES["remat.policy"].declared.metadata["choices"] if name != "custom")
 SWITCH = {"true": True, "false": False}
 
 
@@ -93,8 +94,7 @@ def table_of(costs: Mapping[str, Cost]) -> Table:
 
 def compare(config: Config, *, compiled: bool) -> dict[str, Cost]:
     """Returns the cost of each policy, and of the tags that `config` names, if it does."""
-    names = [name for name in LEAVES["remat.policy"].declared.metadata["choices"] if name != "custom"]
-    remats = [RematConfig(policy=name) for name in names] + [config.remat] * (config.remat.policy == "custom")
+    remats = [RematConfig(policy=name) for name in POLICIES] + [config.remat] * (config.remat.policy == "custom")
     least = gradient_flops(replace(config, remat=RematConfig(policy="none")))
     return {remat.policy: cost_of(replace(config, remat=remat), least, compiled=compiled) for remat in remats}
 
