@@ -22,7 +22,7 @@ from nnxtrain.lookup import lookup
 from nnxtrain.metrics import Scale
 from nnxtrain.models.decoder import MODELS
 from nnxtrain.models.flops import flops_per_token
-from nnxtrain.models.remat import REMAT_POLICIES
+from nnxtrain.models.remat import HOST, REMAT_POLICIES, Policy, make_wrap, offloaded, policy_of
 from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
 from nnxtrain.optim.optimizers import make_optimizer
@@ -46,6 +46,7 @@ class Program:
     tokenizer: Tokenizer
     make_state: Callable[[], TrainStateNNX]
     train_step: TrainStep
+    offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
 
     @property
     def cut(self) -> Cut:
@@ -71,13 +72,25 @@ class Program:
         return nnx.eval_shape(self.make_state)
 
     def make_engine(self) -> SingleEngine:
-        """Compiles the step; `initialise` or `load` then gives the engine its state."""
+        """Compiles the step; `initialise` or `load` then gives the engine its state.
+
+        Raises:
+            ConfigError: the remat policy moves activations to host memory, and these devices have none.
+        """
+        device = self.mesh.devices.flat[0]
+        if self.offloaded and not can_offload(device):
+            what = f"{', '.join(self.offloaded)} to pinned host memory, which platform {device.platform} does not have"
+            raise ConfigError(f"remat.policy={self.config.remat.policy} moves {what}; save or recompute them")
         engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
         return engine(self.make_state, self.train_step, sharding=self.state_sharding, batch=self.batch_spec())
 
 
 def make_program(
-    config: Config, *, devices: list[jax.Device] | None = None, models: Mapping[str, Any] = MODELS
+    config: Config,
+    *,
+    devices: list[jax.Device] | None = None,
+    models: Mapping[str, Any] = MODELS,
+    remat_policies: Mapping[str, Policy] = REMAT_POLICIES,
 ) -> Program:
     """Returns the program of `config`; nothing is allocated or compiled.
 
@@ -85,6 +98,7 @@ def make_program(
         config: of the run.
         devices: to work on; None for all of this process's backend.
         models: the table that `model.name` is looked up in.
+        remat_policies: the table that `remat.policy` is looked up in.
 
     Raises:
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
@@ -94,11 +108,12 @@ def make_program(
         raise ConfigError(f"{key}: {problem}")
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
     schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
+    policy = policy_of(config.remat, remat_policies)
     make_model = functools.partial(
         lookup(models, config.model.name, key="model.name"),
         config.model,
         vocab=tokenizer.size,
-        wrap=_remat(config),
+        wrap=make_wrap(policy),
         precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),
         rngs_at=rngs_from(config.seed),
     )
@@ -119,7 +134,7 @@ def make_program(
         limit=config.debug.nonfinite_limit,
     )
     train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
-    return Program(config, mesh, tokenizer, make_state, train_step)
+    return Program(config, mesh, tokenizer, make_state, train_step, offloaded(policy))
 
 
 def on_one_device(config: Config) -> Config:
@@ -248,12 +263,9 @@ def _devices(platform: str) -> list[jax.Device]:
         raise ConfigError(f"debug.platform={platform}: {reason}") from error
 
 
-def _remat(config: Config) -> Callable[..., Any]:
-    if config.remat.policy == "none":
-        return lambda function: function
-    policy = lookup(REMAT_POLICIES, config.remat.policy, key="remat.policy")
-    # inside a scan the compiler cannot merge the second computation with the first; elsewhere it must be kept from it
-    return functools.partial(jax.checkpoint, policy=policy, prevent_cse=not config.model.scan_layers)
+def can_offload(device: jax.Device) -> bool:
+    """Tells whether there is host memory apart from the device's own; the compiler of the CPU drops such moves."""
+    return device.platform != "cpu" and HOST in (memory.kind for memory in device.addressable_memories())
 
 
 def _compute_type(name: str) -> jnp.dtype:

@@ -51,8 +51,9 @@ EvalStep = Callable[[nnx.Module, Batch], tuple[jax.Array, jax.Array]]
 # `update number -> learning rate`
 Schedule = Callable[[jax.Array], jax.Array]
 
-# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s]) -> [b s h c]`, causal
-Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s], window) -> [b s h c]`, causal; a token sees the last
+# `window` tokens, itself included, or all before it where that is None
+Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int | None], jax.Array]
 
 # Where a layer draws its weights from: `(path of the layer, global layer index) -> nnx.Rngs`
 RngsAt = Callable[[str, Any], nnx.Rngs]

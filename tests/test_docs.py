@@ -13,11 +13,12 @@ from nnxtrain.train import main as train
 from tests.support import ROOT
 from tools.convert_checkpoint import main as convert_checkpoint
 from tools.kill_test import main as kill_test
+from tools.remat_table import main as remat_table
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
 MODULES = {"train": train, "generate": generate, "evaluate": evaluate}
-TOOLS = {"kill_test": kill_test, "convert_checkpoint": convert_checkpoint}
+TOOLS = {"kill_test": kill_test, "convert_checkpoint": convert_checkpoint, "remat_table": remat_table}
 SIZES = "model.layers=1 model.embed=32 model.heads=2 model.mlp=32 batch.sequence=32 batch.global_size=8"
 SMALL = f"{SIZES} steps=2 batch.accum_steps=1 eval.max_batches=1 eval.every_steps=0 mesh.data=1".split()
 

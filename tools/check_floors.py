@@ -52,6 +52,7 @@ FLOORS = {
     "state": Row(0, "TrainStateNNX", 60),
     "types": Row(0, "batch, metrics, open points", 130),
     "axes": Row(0, "logical axis names", 40),
+    "tags": Row(0, "names of activations", 40),
     "lookup": Row(0, "name to value", 30),
     "errors": Row(0, "errors with exit codes", 50),
 }

@@ -11,7 +11,7 @@ import yaml
 from ml_collections import ConfigDict
 
 from nnxtrain.config.coerce import coerce, name_of
-from nnxtrain.config.key import problem_of, show
+from nnxtrain.config.key import none_of, problem_of, show
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.config.schema import Config, Leaf, leaves, sections
@@ -114,9 +114,7 @@ def _take(word: Word, given: dict[str, Any], extra: Mapping[str, Collection[str]
     try:
         given[word.path] = coerce(word, leaf.type, choices)
     except LookupError:
-        near = difflib.get_close_matches(str(word.text).lower(), choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{word.path}: {word.text!r} is not one of {', '.join(choices)}{hint}"
+        return f"{word.path}: {none_of(str(word.text), choices)}"
     except ValueError as error:
         return f"{word.path}: {error}"
     return None

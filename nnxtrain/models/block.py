@@ -4,8 +4,9 @@ import math
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from nnxtrain.config.model import ModelConfig
+from nnxtrain.config.model import LOCAL, ModelConfig
 from nnxtrain.lookup import lookup
 from nnxtrain.nn.attention import ATTENTIONS, Attention, HeadSizes, KvCache
 from nnxtrain.nn.dropout import Dropout
@@ -13,14 +14,17 @@ from nnxtrain.nn.mlp import GatedMlp
 from nnxtrain.nn.norm import RmsNorm
 from nnxtrain.nn.param import Precision
 from nnxtrain.nn.rope import Rotation
+from nnxtrain.tags import LAYER_INPUT
 
 
 class Block(nnx.Module):
     """Maps the residual stream `[b s d]` to `[b s d]`."""
 
-    def __init__(self, config: ModelConfig, *, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, kind: str, precision: Precision, rngs: nnx.Rngs):
+        """Makes the layer; `kind` is one of `KINDS`."""
         out_scale = 1 / math.sqrt(2 * config.layers)  # the residual stream sums 2 * layers outputs
-        sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim)
+        window = config.window if kind == LOCAL else None
+        sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim, window)
         self.attention_norm = RmsNorm(config.embed, eps=config.norm_eps)
         self.attention = Attention(
             sizes,
@@ -35,6 +39,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array, drop: Dropout) -> jax.Array:
         """Maps `[b s d]` to `[b s d]`; `drop` is that of this layer."""
+        x = checkpoint_name(x, LAYER_INPUT)
         x = x + drop.at(0)(self.attention(self.attention_norm(x), rotation, segment_ids))
         return x + drop.at(1)(self.mlp(self.mlp_norm(x)))
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from nnxtrain.config.model import ModelConfig
 from nnxtrain.models.block import Block
-from nnxtrain.models.stack import ScannedStack, UnrolledStack, Wrap
+from nnxtrain.models.stack import ScannedStack, Stack, UnrolledStack, Wrap, bare
 from nnxtrain.nn.attention import KvCache
 from nnxtrain.nn.dropout import Dropout
 from nnxtrain.nn.embed import Embedding
@@ -39,8 +39,8 @@ class Decoder(nnx.Module):
         self.wrap = wrap
         self.precision = precision
 
-        def block(index: jax.typing.ArrayLike) -> Block:
-            return Block(config, precision=precision, rngs=rngs_at("stack", index))
+        def block(index: jax.typing.ArrayLike, place: int) -> Block:
+            return Block(config, kind=config.pattern[place], precision=precision, rngs=rngs_at("stack", index))
 
         def table(path: str, deviation: float) -> Embedding:
             sizes = (config.padded_vocab, config.embed)
@@ -48,7 +48,10 @@ class Decoder(nnx.Module):
 
         small = 1 / math.sqrt(config.embed)  # scores of unit variance from a normalised stream
         self.embedding = table("embedding", small if config.tied else 1.0)
-        self.stack = (ScannedStack if config.scan_layers else UnrolledStack)(config.layers, block)
+        if config.scan_layers:
+            self.stack: Stack = ScannedStack(config.layers, block, period=config.period, unroll=config.scan_unroll)
+        else:
+            self.stack = UnrolledStack(config.layers, block, period=config.period)
         self.norm = RmsNorm(config.embed, eps=config.norm_eps)
         if not config.tied:
             self.head = table("head", small)
@@ -89,7 +92,7 @@ class Decoder(nnx.Module):
         def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: KvCache) -> tuple[jax.Array, KvCache]:
             return layer.decode(x, rotation, item, position)
 
-        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=lambda one: one)
+        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=bare)
         return self.logits(self.norm(x))[:, 0], cache
 
     def _rotation(self, positions: jax.Array) -> Rotation:

@@ -11,10 +11,11 @@ from nnxtrain.axes import EMBED, HEAD_DIM, HEADS, KV_HEADS
 from nnxtrain.nn.norm import RmsNorm
 from nnxtrain.nn.param import Precision, projection
 from nnxtrain.nn.rope import Rotation, rotate
+from nnxtrain.tags import ATTENTION_OUT, KEYS, OUT_PROJECTION, QUERIES, VALUES
 from nnxtrain.types import Attend
 
 
-def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None) -> jax.Array:
     """Attends causally over one sequence.
 
     Args:
@@ -22,12 +23,18 @@ def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
         k: keys `[b t k c]`, `t = s`; `h` is a multiple of `k`.
         v: values `[b t k c]`.
         segment_ids: `[b s]`, 0 is padding; tokens see only their own segment.
+        window: tokens that a token sees, itself and those right before it; None for all before it.
     Returns: `[b s h c]` in the dtype of `q`.
-    Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).
+    Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries); Beltagy et al. 2020, arXiv:2004.05150 (window).
     """
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    causal = jnp.tril(jnp.ones(same.shape[1:], bool))
-    return jax.nn.dot_product_attention(q, k, v, mask=(same & causal)[:, None])
+    ages = jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1])  # [s t], tokens from a key to a query
+    return jax.nn.dot_product_attention(q, k, v, mask=(same & _in_sight(ages, window))[:, None])
+
+
+def _in_sight(ages: jax.Array, window: int | None) -> jax.Array:
+    """Tells which keys a query may see, by the tokens that lie between: 0 is its own, below 0 is in the future."""
+    return (ages >= 0) if window is None else (ages >= 0) & (ages < window)
 
 
 ATTENTIONS: dict[str, Attend] = {"dot_product": dot_product}
@@ -41,12 +48,13 @@ class KvCache(NamedTuple):
 
 
 class HeadSizes(NamedTuple):
-    """Sizes of an attention layer; `kv_heads` divides `heads`."""
+    """Sizes of an attention layer; `kv_heads` divides `heads`; `window` is that of `Attend`, in tokens."""
 
     embed: int
     heads: int
     kv_heads: int
     head_dim: int
+    window: int | None = None
 
 
 class Attention(nnx.Module):
@@ -72,7 +80,7 @@ class Attention(nnx.Module):
             precision: types of computation and weights.
             rngs: where the weights are drawn from.
         """
-        embed, heads, kv_heads, head_dim = sizes
+        embed, heads, kv_heads, head_dim, self.window = sizes
         queries = {EMBED: embed, HEADS: heads, HEAD_DIM: head_dim}
         keys = {EMBED: embed, KV_HEADS: kv_heads, HEAD_DIM: head_dim}
         back = {HEADS: heads, HEAD_DIM: head_dim, EMBED: embed}
@@ -89,7 +97,9 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to `[b s d]`; tokens see only their own segment, `segment_ids` `[b s]`."""
         q, k, v = self._project(x, rotation)
-        return self.out(checkpoint_name(self.attend(q, k, v, segment_ids), "attention_out"))
+        q, k, v = (checkpoint_name(*each) for each in ((q, QUERIES), (k, KEYS), (v, VALUES)))
+        attended = checkpoint_name(self.attend(q, k, v, segment_ids, self.window), ATTENTION_OUT)
+        return checkpoint_name(self.out(attended), OUT_PROJECTION)
 
     def decode(
         self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
@@ -107,8 +117,9 @@ class Attention(nnx.Module):
         put = jax.lax.dynamic_update_slice_in_dim
         slot = position % slots
         cache = KvCache(put(cache.k, k.astype(cache.k.dtype), slot, 1), put(cache.v, v.astype(cache.v.dtype), slot, 1))
-        filled = jnp.arange(slots) <= position
-        return self.out(jax.nn.dot_product_attention(q, cache.k, cache.v, mask=filled[None, None, None])), cache
+        ages = (position - jnp.arange(slots)) % slots  # [t], of the token that each slot would hold
+        seen = _in_sight(ages, self.window) & (ages <= position)  # the text began after the others
+        return self.out(jax.nn.dot_product_attention(q, cache.k, cache.v, mask=seen[None, None, None])), cache
 
     def _project(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = self.q(x), self.k(x), self.v(x)

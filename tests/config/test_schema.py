@@ -85,7 +85,7 @@ def test_every_key_is_documented_and_has_a_default_of_its_type(path):
         ("model.attention", ATTENTIONS),
         ("optimizer.name", OPTIMIZERS),
         ("schedule.name", SCHEDULES),
-        ("remat.policy", {"none", *REMAT_POLICIES}),
+        ("remat.policy", {"none", "custom", *REMAT_POLICIES}),
         ("batch.accumulator", {"auto", *ACCUMULATORS}),
         ("engine.name", ENGINES),
         ("data.source", DATASETS),

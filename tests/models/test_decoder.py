@@ -11,6 +11,7 @@ from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.steps.loss import token_sums
 from tests.support import random_batch, tiny, tiny_program
+from tools.remat_table import product_flops
 
 
 def scores_of(program):
@@ -73,6 +74,15 @@ def test_presets_have_the_published_number_of_parameters(preset, billions):
     assert count(model) == round(billions * 1e9)
 
 
+@pytest.mark.parametrize("window", [1, 5, 32, 99])
+def test_flops_per_token_count_what_a_window_sees(window):
+    """A token sees itself by half, as in the whole past, and at most the window; compared token by token."""
+    config = tiny("model.layers=8", "model.pattern=local,local,global", f"model.window={window}").model
+    local, whole = (np.minimum(np.arange(32) + 0.5, width).mean() for width in (window, 32))
+    seen = 6 * local + 2 * whole
+    assert flops_per_token(config, 32) == pytest.approx(6 * matmul_parameters(config) + 12 * seen * 4 * 16)
+
+
 def _clear(preset: str) -> list[str]:
     """Returns words that put the preset's sizes over those of `tiny.yml`."""
     sizes = {"kv_heads": 0} | PRESETS[preset]
@@ -94,19 +104,4 @@ def test_flops_per_token_are_three_times_the_products_of_the_forward_pass():
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     jaxpr = jax.make_jaxpr(lambda batch: model.logits(model.hidden(batch, KeepAll())))(batch)
     attention = config.layers * 2 * 2 * 8 * 32 * 32 * 4 * 16  # scores and sums, not halved
-    assert 3 * (_products(jaxpr.jaxpr) - attention / 2) == pytest.approx(flops_per_token(config, 32) * 8 * 32)
-
-
-def _products(jaxpr, times: int = 1) -> int:
-    """Returns the FLOPs of all matrix products of a jaxpr."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (left, _), _ = equation.params["dimension_numbers"]
-            depth = np.prod([equation.invars[0].aval.shape[axis] for axis in left])
-            total += 2 * times * int(depth) * int(np.prod(equation.outvars[0].aval.shape))
-        for name in ("jaxpr", "call_jaxpr"):
-            if name in equation.params:
-                inner = equation.params[name]
-                total += _products(getattr(inner, "jaxpr", inner), times * equation.params.get("length", 1))
-    return total
+    assert 3 * (product_flops(jaxpr.jaxpr) - attention / 2) == pytest.approx(flops_per_token(config, 32) * 8 * 32)

@@ -23,16 +23,25 @@ def sampler(model, **words):
 
 
 @pytest.mark.parametrize("layout", ["true", "false"])
-@pytest.mark.parametrize("words", [(), ("model.qk_norm=true", "model.tied=true")])
-def test_cached_decoding_gives_the_scores_of_a_full_pass(layout, words):
-    """A wrong position or slot in the cache shows at every token (B60)."""
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [
+        ((), 32),
+        (("model.qk_norm=true", "model.tied=true"), 32),
+        (("model.layers=5", "model.pattern=local,local,global", "model.window=7"), 32),
+        (("model.pattern=local", "model.window=7"), 7),
+        (("model.pattern=local", "model.window=7", "model.scan_unroll=2"), 9),
+    ],
+)
+def test_cached_decoding_gives_the_scores_of_a_full_pass(layout, words, slots):
+    """A wrong position, slot or window shows at some token (B60); windows need no more slots than they are long."""
     model = tiny_program(f"model.scan_layers={layout}", *words).make_state().model
     ids = np.random.default_rng(0).integers(0, 256, (2, 32)).astype(np.int32)
     positions = np.tile(np.arange(32, dtype=np.int32), (2, 1))
     batch = {"inputs": ids, "positions": positions, "segment_ids": np.ones((2, 32), np.int32)}
     want = model.logits(model.hidden(batch, KeepAll()))
     decode = jax.jit(model.decode)
-    cache = model.empty_cache(2, 32)
+    cache = model.empty_cache(2, slots)
     for position in range(32):
         got, cache = decode(ids[:, position], cache, jnp.array(position))
         np.testing.assert_allclose(got, want[:, position], atol=1e-4)
