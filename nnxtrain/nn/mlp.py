@@ -21,6 +21,7 @@ class GatedMlp(nnx.Module):
         back = {MLP: mlp, EMBED: embed}
         self.down = projection("bsf,fd->bsd", back, precision=precision, rngs=rngs, scale=out_scale)
 
+    @jax.named_scope("mlp")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to `[b s d]`."""
         hidden = nnx.silu(self.gate(x)) * self.up(x)  # [b s f]
