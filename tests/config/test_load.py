@@ -226,7 +226,9 @@ OTHER = {  # values that differ from the defaults and fit each other; of the res
     "model.vocab": "300", "model.rope_low": "2", "model.rope_high": "8", "batch.global_size": "12",
     "batch.accum_steps": "3", "batch.sequence": "64", "batch.accumulator": "scan", "data.source": "text",
     "loss.chunks": "4", "mesh.data": "2", "checkpoint.resume": "never", "eval.global_size": "4",
-    "optimizer.clip_norm": "null", "debug.compilation_cache": "none",
+    "optimizer.clip_norm": "null", "debug.compilation_cache": "none", "profile.skip_first": "0", "profile.wait": "1",
+    "profile.warmup": "0", "profile.python_tracer_level": "1", "profile.processes": "first",
+    "profile.advanced": "level=1",
 }  # fmt: skip
 
 
