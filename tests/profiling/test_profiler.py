@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import tempfile
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from nnxtrain.config.profile import ProfileConfig
@@ -25,7 +27,7 @@ class Engine:
     def step(self, batch):
         """Starts a step."""
         self.x = self.multiply(self.x)
-        return {"loss": jnp.float32(0)}
+        return {"loss": np.float32(0)}
 
     def drain(self) -> None:
         """Waits for all steps."""
@@ -127,6 +129,8 @@ def test_windows_without_a_gap_are_traces_of_their_own(run):
         (1, 2, 3, False),
         (2, 4, 5, False),
     ]
+    sessions = [path.parent.name for path in trace_files(three.folder / "profile")]
+    assert sessions == three.windows
 
 
 def test_the_trace_of_a_first_step_holds_its_compilation(run):
@@ -201,13 +205,16 @@ def test_an_exception_ends_the_window_and_stays_the_exception(run):
     assert len(broken.infos) == 1
 
 
-def test_an_end_while_it_warms_up_leaves_nothing(run):
-    """Case 8: no folder, no hook; two steps later there is a partial window."""
+def test_an_end_while_it_warms_up_leaves_nothing(run, tmp_path, monkeypatch):
+    """Case 8: no folder, here or elsewhere, and no hook; two steps later there is a partial window."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     short = run(0, 0, 2, 3, 1)
     short.take(2)
     assert short.traced == [0, 1]
     assert short.windows == []
     assert short.infos == []
+    assert list((tmp_path / "temporary").iterdir()) == []
     longer = run(0, 0, 2, 3, 1)
     longer.take(4)
     assert [(info.first_step, info.last_step, info.partial) for info in longer.infos] == [(2, 3, True)]
@@ -216,6 +223,9 @@ def test_an_end_while_it_warms_up_leaves_nothing(run):
 def test_kernels_that_still_run_are_waited_for(run):
     """A trace that is stopped at once lacks the work of its last steps, without a word."""
     drained = run(1, 0, 0, 3, 1)
+    drained.engine.x = jnp.eye(768)  # several hundred milliseconds a step
+    drained.engine.multiply = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y @ x, x))
+    drained.engine.multiply(drained.engine.x).block_until_ready()
     drained.take(6)
     calls = {total.name: total.calls for total in drained.digest("step_00000001").operations}
     assert calls
@@ -279,6 +289,15 @@ def test_a_file_asks_for_a_window(tmp_path):
     assert not (tmp_path / ON_DEMAND).exists()
 
 
+def test_only_the_first_process_takes_a_request_up(tmp_path):
+    """The others would race for the file, and some would trace and some would not."""
+    (tmp_path / ON_DEMAND).touch()
+    other = Run(tmp_path, ProfileConfig(), process=1)
+    other.take(2)
+    assert (tmp_path / ON_DEMAND).exists()
+    assert other.windows == []
+
+
 def test_a_file_inside_a_window_is_ignored(run):
     """Case 12: one line, and the window is what it would have been."""
     busy = run(1, 0, 0, 3, 1)
@@ -335,6 +354,14 @@ def test_processes_write_side_by_side(run, tmp_path):
     assert one.windows == ["step_00000001"]
     window = tmp_path / "profile" / "step_00000001"
     assert sorted(path.name for path in window.iterdir()) == ["manifest.json", "process_0000", "process_0001"]
+
+
+def test_a_process_that_was_not_asked_for_writes_nothing(tmp_path):
+    """Traces of thousands of processes are too many."""
+    other = Run(tmp_path, ProfileConfig(enabled=True, processes="first"), process=1)
+    other.take(6)
+    assert other.windows == []
+    assert other.traced == []
 
 
 def test_a_stage_has_a_name_of_its_own(tmp_path):

@@ -110,6 +110,7 @@ def test_operations_of_a_device_are_counted_once(write, text, want):
         ("jit(step)/transpose(jvp())/checkpoint/rematted_computation/layer/norm/mul", "layer/norm", "recomputed"),
         ("jit(step)/jvp()/layer/attention/attend/vmap(BNTS,BSNH->BTNH)/dot", "layer/attention/attend", "forward"),
         ("jit(step)/jvp()/layer/mlp/transpose;layer/norm/mul", "layer/mlp", "forward"),
+        ("jit(step)/jvp()/while/body/eval_jaxpr/eval_jaxpr/layer/mlp/mul", "layer/mlp", "forward"),
         ("jit(step)/mul", "", ""),
         ("", "", ""),
     ],
