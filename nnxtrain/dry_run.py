@@ -11,6 +11,7 @@ from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
+from nnxtrain.profiling.schedule import say_windows
 
 
 def dry_run(config: Config) -> int:
@@ -28,6 +29,7 @@ def dry_run(config: Config) -> int:
             raise
         program = make_program(on_one_device(config))
         mesh = f"not possible on this machine: {error}"
+    windows = say_windows(config.profile, start=0, total=config.steps) or "none (profile.enabled=false)"
     state = program.abstract_state()
     weights, count = _size(nnx.state(state.model, nnx.Param))
     moments, _ = _size(nnx.state(state.optimizer))
@@ -44,7 +46,7 @@ def dry_run(config: Config) -> int:
         ("state per device", f"{_bytes(weights + moments)}: weights {_bytes(weights)}, optimizer {_bytes(moments)}"),
         ("gradients per device", _bytes(4 * count)),
         ("batch per device", _bytes(batch / devices)),
-        ("profile windows", "none (profile.enabled=false)"),
+        ("profile windows", windows),
     ):
         print(f"{name:22}{text}")
     return 0

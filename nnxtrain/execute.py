@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.profiler import annotate_function
 
 from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
 from nnxtrain.cache import use_compilation_cache
@@ -22,6 +23,9 @@ from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, para
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
+from nnxtrain.profiling.profiler import Profiler
+from nnxtrain.profiling.schedule import say_windows
+from nnxtrain.profiling.session import OnTrace, Place
 from nnxtrain.report import run_curves, write_report
 from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
@@ -33,13 +37,14 @@ from nnxtrain.state import TrainStateNNX
 from nnxtrain.summary import Summary, figures
 
 
-def execute(config: Config, folder: Path, *, began: float) -> int:
+def execute(config: Config, folder: Path, *, began: float, on_trace_ready: OnTrace = None) -> int:
     """Runs `config` in `folder`; returns the exit code.
 
     Args:
         config: of the run.
         folder: run directory; made here, once everything that was asked for is known to be possible.
         began: `time.monotonic()` at the start of the process.
+        on_trace_ready: gets each trace after it was written; what it raises is said and ends nothing.
 
     Raises:
         UserError: what a user can cause; the summary says it too.
@@ -53,7 +58,7 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
         use_compilation_cache(config)
         data = open_data(program)
         with locked(folder):
-            return _Run(config, folder, console=console, data=data, began=began).guarded()
+            return _Run(config, folder, console=console, data=data, began=began, on_trace=on_trace_ready).guarded()
     finally:
         package.removeHandler(console)
         console.close()
@@ -62,13 +67,14 @@ def execute(config: Config, folder: Path, *, began: float) -> int:
 class _Run:
     """The parts of one run and what happens to them in turn."""
 
-    def __init__(self, config: Config, folder: Path, *, console: Console, data: Data, began: float):
+    def __init__(self, config: Config, folder: Path, *, console: Console, data: Data, began: float, on_trace: OnTrace):
         self.config = config
         self.folder = folder
         self.console = console
         self.data = data
         self.program = data.program
         self.began = began
+        self.on_trace = on_trace
         self.compiles = CompileLog()
         self.summary = Summary(folder)
         self.signals = StopSignals(say=console.say, leave=self.summary.leave)
@@ -155,6 +161,8 @@ class _Run:
                 find_weights(source, config.checkpoint, self.wanted())  # refuses before anything is written
         self.summary |= {"step": done, "resumed_from": done if state is not None else None}
         self.total = self.data.steps(done, self.position)
+        if windows := say_windows(config.profile, start=done, total=self.total):
+            self.console.say(f"profile  {windows}")
         self.begin(done)
         self.engine = program.make_engine()
         self.console.say(f"compiled in {duration(self.engine.compile_s)}")
@@ -171,6 +179,14 @@ class _Run:
             meta=checkpoint_meta(self.data),
             is_finite=lambda: bool(self.is_finite()),
             last=self.summary["resumed_from"],
+        )
+        self.profiler = Profiler(
+            config.profile,
+            Place(self.folder / "profile"),
+            drain=lambda: jax.block_until_ready(self.engine.state()),
+            say=self.console.say,
+            alive=self.watchdog.beat,
+            on_trace_ready=self.on_trace,
         )
         self.summary |= {
             "parameters": self.parameters,
@@ -241,7 +257,7 @@ class _Run:
     def steps_from(self, done: int) -> int:
         """Takes steps to the end, or until something asks to stop; returns the steps done."""
         batches = self.data.train.start(self.position, put=self.data.put_train, prefetch=self.config.data.prefetch)
-        with closing(batches):
+        with closing(batches), self.profiler.steps(done):
             self.console.start(done=done, total=self.total)
             steps = range(done, self.total)
             return run_loop(
@@ -263,7 +279,7 @@ class _Run:
         self.signals.guard_unsaved()
         self.summary.values.setdefault("start_to_first_step_s", time.monotonic() - self.began)
         self.seen = record.position
-        self.recorder.train(record)
+        self.recorder.train(record, profiled=self.profiler.is_tracing)
         self.summary.values["step"] = record.step
         self.position = record.position
         self.store.check()
@@ -298,21 +314,25 @@ class _Run:
 
     def between(self, done: int) -> Callable[[], None] | None:
         """Returns what is due after `done` steps: evaluation first, so that a save knows its loss."""
-        evaluates, saves = self.is_eval_due(done), self.saver.is_due(done)
+        evaluates, saves, turns = self.is_eval_due(done), self.saver.is_due(done), self.profiler.turns()
 
         def due() -> None:
+            self.profiler.leave()
             if evaluates:
                 self.evaluate(done)
             if saves:
                 self.save(done)
+            if done < self.total:
+                self.profiler.enter()
 
-        return due if evaluates or saves else None
+        return due if evaluates or saves or turns else None
 
     def is_eval_due(self, done: int) -> bool:
         """Tells whether an evaluation is due between two steps."""
         every = self.config.eval.every_steps
         return every > 0 and done > 0 and done % every == 0
 
+    @functools.partial(annotate_function, name="eval")
     def evaluate(self, step: int) -> bool:
         """Evaluates every held-out set that was not yet, writes a sample and the report.
 
@@ -335,6 +355,7 @@ class _Run:
         """Returns the file of the text written after `step` steps."""
         return self.folder / "samples" / f"step_{step:08}.txt"
 
+    @functools.partial(annotate_function, name="checkpoint")
     def save(self, step: int) -> bool:
         """Saves the state of the moment, unless that was done; tells whether it is saved.
 

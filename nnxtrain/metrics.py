@@ -20,6 +20,7 @@ from nnxtrain.run.directory import finite, set_aside_rows
 from nnxtrain.run.events import cut_events
 
 RECENT = 32  # steps that the time left is reckoned from
+TIMES = ("step_time_s", "data_wait_s", "tokens_per_s", "mfu")  # of a step; those of a traced one say nothing of others
 
 
 class Scale(NamedTuple):
@@ -57,8 +58,12 @@ class Recorder:
         self.own_rows: list[dict[str, Any]] = []
         self._open()
 
-    def train(self, record: StepRecord) -> None:
+    def train(self, record: StepRecord, *, profiled: bool = False) -> None:
         """Writes a training step.
+
+        Args:
+            record: the step.
+            profiled: a tracer was on, which takes time: the row says so, and no rate or time left is reckoned from it.
 
         Raises:
             NonFiniteError: the step holds the run; its row is written first.
@@ -79,9 +84,12 @@ class Recorder:
         }
         if skipped:
             row["skipped"] = True
+        if profiled:
+            row["profiled"] = True
+        else:
+            self._recent.append(record.step_time_s)
         self.rows.append(row)
         self.own_rows.append(row)
-        self._recent.append(record.step_time_s)
         self._write(row, to_board=record.step % self._log.every_steps == 0 or record.step == self._scale.steps)
         self._show(row)
         if bad:
@@ -132,7 +140,10 @@ class Recorder:
         self._file.flush()
         if to_board:
             group = f"eval_{row['name']}" if row["kind"] == "eval" else "train"
-            numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
+            left_out = ("step", "profiled", *TIMES) if row.get("profiled") else ("step",)
+            numbers = {
+                name: value for name, value in row.items() if isinstance(value, int | float) and name not in left_out
+            }
             for name, value in numbers.items():
                 self._board.add_scalar(f"{group}/{name}", value, row["step"])
             self._board.flush()
@@ -140,11 +151,9 @@ class Recorder:
     def _show(self, row: dict[str, Any]) -> None:
         step, total = row["step"], self._scale.steps
         mfu = "" if row["mfu"] is None else f"  MFU {100 * row['mfu']:.1f} %"
-        left = duration((total - step) * statistics.median(self._recent))
-        line = (
-            f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  grad {row['grad_norm']:.2f}  "
-            f"{row['tokens_per_s']:,.0f} tok/s{mfu}  {left} left"
-        )
+        rate = "traced" if row.get("profiled") else f"{row['tokens_per_s']:,.0f} tok/s{mfu}"
+        left = f"  {duration((total - step) * statistics.median(self._recent))} left" if self._recent else ""
+        line = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  grad {row['grad_norm']:.2f}  {rate}{left}"
         self._console.progress(step, total, line, due=step % self._log.every_steps == 0 or step in (1, total))
 
 

@@ -35,11 +35,12 @@ def run_curves(rows: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     def of(field: str, name: str) -> list[Curve]:
         return [Curve(name, [(row["step"], row[field]) for row in rows])] if rows else []
 
+    rates = [(row["step"], row["tokens_per_s"]) for row in rows if not row.get("profiled")]
     return {
         "Loss (nats per target)": loss_curves(rows, evaluations),
         "Learning rate": of("learning_rate", "learning rate"),
         "Gradient norm, before clipping": of("grad_norm", "norm"),
-        "Tokens per second": of("tokens_per_s", "tokens/s"),
+        "Tokens per second": [Curve("tokens/s", rates)] if rates else [],
     }
 
 

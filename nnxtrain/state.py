@@ -56,6 +56,7 @@ class TrainStateNNX(nnx.Module):
         self.step = Count(jnp.zeros((), jnp.int32))
         self.guard = Guard()
 
+    @jax.named_scope("optimizer")
     def apply_gradients(self, grads: nnx.State, *, where: jax.Array, counts: jax.Array) -> None:
         """Updates weights and moments where the scalar `where` holds, else leaves both; counts the step by `counts`."""
         parts = (self.model, self.optimizer)

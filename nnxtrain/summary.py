@@ -76,8 +76,8 @@ class Summary:
 
 
 def figures(recorder: Recorder, *, step: int, device: jax.Device) -> dict[str, Any]:
-    """Returns the figures of a run after `step` steps; rates and times are of the steps that this process took."""
-    rows, own = recorder.rows, recorder.own_rows
+    """Returns the figures of a run after `step` steps; rates are of the steps that this process took, untraced."""
+    rows, own = recorder.rows, [row for row in recorder.own_rows if not row.get("profiled")]
     times = [row["step_time_s"] for row in own]
     last = [row for row in recorder.evaluations if row["step"] == step]
     memory = device.memory_stats() or {}

@@ -26,6 +26,7 @@ ways in:
   python -m nnxtrain.train CONFIG.yml [key=val ...]                train, go on, evaluate, write samples
   python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss of a run on its held-out sets
   python -m nnxtrain.generate RUN_DIR [key=val ...]                text from a run
+  python -m nnxtrain.profiling show RUN_DIR                        what the traces of a run say
 
 examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3

@@ -8,7 +8,7 @@ import ast
 import graphlib
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ FLOORS = {
     "run": Row(5, "run directory, console", 130),
     "checkpoint": Row(5, "orbax, when to save, layouts", 180),
     "compile": Row(5, "chip figures", 120),
+    "profiling": Row(5, "which steps are traced, what a trace says", 150),
+    "profiling.__main__": Row(7, "entry point: what traces say", 120),
     "engine": Row(4, "what runs one step", 150),
     "steps": Row(3, "pure functions of state and batch", 80),
     "models": Row(2, "module trees, stacks, sampling", 130),
@@ -69,7 +71,7 @@ def main(root: Path) -> int:
     problems += cycles({_module(path.relative_to(root)): tree for path, tree in trees.items()})
     for path, tree in trees.items():
         name = path.relative_to(root / PACKAGE)
-        room = name.parts[0].removesuffix(".py")
+        room = room_of(name.with_suffix("").parts)
         if room == "__init__":
             continue
         if room not in FLOORS:
@@ -83,6 +85,12 @@ def main(root: Path) -> int:
     for problem in problems:
         print(problem)
     return 1 if problems else 0
+
+
+def room_of(parts: Sequence[str]) -> str:
+    """Returns the row that a module, as its path below the package, belongs to: its own, or that of its folder."""
+    own = ".".join(parts)
+    return own if own in FLOORS else parts[0]
 
 
 def import_problems(tree: ast.Module, room: str) -> Iterator[str]:
@@ -118,7 +126,7 @@ def imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, str
         for name in dict.fromkeys(names):
             parts = name.split(".")
             if parts[0] == PACKAGE and len(parts) > 1:
-                yield node, parts[1]
+                yield node, room_of(parts[1:])
 
 
 def cycles(trees: dict[str, ast.Module]) -> Iterator[str]:

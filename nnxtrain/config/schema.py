@@ -70,6 +70,10 @@ class Config:
                 "loss.chunks",
                 f"{chunks} must divide batch.sequence={self.batch.sequence}; the next that fits is {fits}",
             )
+        if self.profile.enabled and (first := self.profile.first_traced) >= self.steps:
+            waits = f"profile.wait={self.profile.wait} and profile.warmup={self.profile.warmup}"
+            rule = f"with {waits} the first trace would be of step {first}, counted from 0"
+            yield "profile.skip_first", f"{rule}; it must lie below steps={self.steps}"
 
         if self.mesh.data > 0:
             yield from self.row_problems(self.mesh.data)

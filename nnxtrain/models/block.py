@@ -37,12 +37,14 @@ class Block(nnx.Module):
         self.mlp_norm = RmsNorm(config.embed, eps=config.norm_eps)
         self.mlp = GatedMlp(config.embed, config.mlp, out_scale=out_scale, precision=precision, rngs=rngs)
 
+    @jax.named_scope("layer")
     def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array, drop: Dropout) -> jax.Array:
         """Maps `[b s d]` to `[b s d]`; `drop` is that of this layer."""
         x = checkpoint_name(x, LAYER_INPUT)
         x = x + drop.at(0)(self.attention(self.attention_norm(x), rotation, segment_ids))
         return x + drop.at(1)(self.mlp(self.mlp_norm(x)))
 
+    @jax.named_scope("layer")
     def decode(
         self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
     ) -> tuple[jax.Array, KvCache]:

@@ -15,6 +15,7 @@ from nnxtrain.tags import ATTENTION_OUT, KEYS, OUT_PROJECTION, QUERIES, VALUES
 from nnxtrain.types import Attend
 
 
+@jax.named_scope("attend")
 def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None) -> jax.Array:
     """Attends causally over one sequence.
 
@@ -94,6 +95,7 @@ class Attention(nnx.Module):
             self.q_norm = RmsNorm(head_dim, eps=qk_norm_eps, axis=HEAD_DIM)
             self.k_norm = RmsNorm(head_dim, eps=qk_norm_eps, axis=HEAD_DIM)
 
+    @jax.named_scope("attention")
     def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to `[b s d]`; tokens see only their own segment, `segment_ids` `[b s]`."""
         q, k, v = self._project(x, rotation)
@@ -101,6 +103,7 @@ class Attention(nnx.Module):
         attended = checkpoint_name(self.attend(q, k, v, segment_ids, self.window), ATTENTION_OUT)
         return checkpoint_name(self.out(attended), OUT_PROJECTION)
 
+    @jax.named_scope("attention")
     def decode(
         self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
     ) -> tuple[jax.Array, KvCache]:
@@ -121,6 +124,7 @@ class Attention(nnx.Module):
         seen = _in_sight(ages, self.window) & (ages <= position)  # the text began after the others
         return self.out(jax.nn.dot_product_attention(q, cache.k, cache.v, mask=seen[None, None, None])), cache
 
+    @jax.named_scope("project")
     def _project(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.has_norm:

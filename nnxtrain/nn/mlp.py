@@ -22,6 +22,7 @@ class GatedMlp(nnx.Module):
         back = {MLP: mlp, EMBED: embed}
         self.down = projection("bsf,fd->bsd", back, precision=precision, rngs=rngs, scale=out_scale)
 
+    @jax.named_scope("mlp")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to `[b s d]`."""
         gate, up = checkpoint_name(self.gate(x), MLP_GATE), checkpoint_name(self.up(x), MLP_UP)

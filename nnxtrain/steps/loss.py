@@ -53,6 +53,7 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int) -> LossSum:
     return loss_sum
 
 
+@jax.named_scope("loss")
 def token_sums(scores: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the sums of cross-entropy and of the squared log-normaliser over the targets.
 

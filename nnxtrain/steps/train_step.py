@@ -33,8 +33,9 @@ def make_train_step(
 
         parts, grads = accumulate(loss_of, params, batch)
         scale = 1 / jnp.maximum(parts.targets, 1)
-        grads = jax.tree.map(lambda grad: grad * scale, grads)
-        grad_norm = optax.tree.norm(grads)
+        with jax.named_scope("grad_norm"):
+            grads = jax.tree.map(lambda grad: grad * scale, grads)
+            grad_norm = optax.tree.norm(grads)
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in parts.sums.items()}
         learning_rate = schedule(state.optimizer.step[...])
         verdict = judge(state.guard, state.step[...], means["loss"], grad_norm, parts.targets > 0)

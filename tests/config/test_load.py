@@ -228,6 +228,9 @@ OTHER = {  # values that differ from the defaults and fit each other; of the res
     "loss.chunks": "4", "mesh.data": "2", "checkpoint.resume": "never", "eval.global_size": "4",
     "optimizer.clip_norm": "null", "debug.compilation_cache": "none", "model.pattern": "local,global",
     "model.window": "8", "remat.policy": "custom", "remat.tags": "mlp_hidden=save,queries=offload",
+    "profile.skip_first": "0", "profile.wait": "1",
+    "profile.warmup": "0", "profile.python_tracer_level": "1", "profile.processes": "first",
+    "profile.advanced": "level=1",
 }  # fmt: skip
 
 

@@ -25,6 +25,9 @@ def test_the_package_keeps_to_its_floors():
         ("data", "from nnxtrain.tokenizers.byte import ByteTokenizer", False),
         ("config", "from nnxtrain.errors import ConfigError", False),
         ("train", "def f():\n    from nnxtrain.build import make_program", False),
+        ("profiling.__main__", "def f():\n    from nnxtrain.run.directory import write_whole", False),
+        ("profiling", "from nnxtrain.run.directory import write_whole", True),
+        ("build", "from nnxtrain.profiling.__main__ import main", True),
     ],
 )
 def test_imports_go_down_only(room, source, found):
