@@ -96,7 +96,7 @@ def make_program(
     schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
     make_model = functools.partial(
         lookup(models, config.model.name, key="model.name"),
-        config.model,
+        replace(config.model, attention=config.attention),
         vocab=tokenizer.size,
         wrap=_remat(config),
         precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),

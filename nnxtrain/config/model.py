@@ -33,7 +33,11 @@ class ModelConfig:
     tied: bool = key(False, "the head is the embedding table")
     scan_layers: bool = key(True, "scan one block over stacked weights; false unrolls the stack")
     pattern: tuple[str, ...] = key(("global",), "kinds of block, repeated over the stack", planned=True)
-    attention: str = key("dot_product", "attention kernel", choices=("dot_product",))
+    attention: str = key(
+        "auto",
+        "attention kernel; auto = blocked, or dot_product where devices share a sequence (mesh.context)",
+        choices=("auto", "blocked", "dot_product"),
+    )
     qk_norm: bool = key(False, "RMS norm on queries and keys, before rotation")
     logit_softcap: float | None = key(None, "logits are squashed into (-cap, cap); null = off", span="[1e-6, inf)")
     norm_eps: float = key(1e-5, "added to the mean square in RMS norm", span="[0, inf)")

@@ -13,6 +13,9 @@ from nnxtrain.nn.param import Precision, projection
 from nnxtrain.nn.rope import Rotation, rotate
 from nnxtrain.types import Attend
 
+BLOCKS = 4  # of queries
+SHORTEST_BLOCK = 64  # queries; shorter ones cost more than they save
+
 
 def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """Attends causally over one sequence.
@@ -25,12 +28,33 @@ def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
     Returns: `[b s h c]` in the dtype of `q`.
     Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries).
     """
+    return jax.nn.dot_product_attention(q, k, v, mask=_seen(segment_ids))
+
+
+def blocked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """Attends like `dot_product`, a block of queries after the other, each to the keys up to its end.
+
+    Four blocks take 5/8 of the products and of the memory of the scores. The sequence must not be cut over devices.
+    """
+    mask = _seen(segment_ids)
+    sequence = q.shape[1]
+    size = max(SHORTEST_BLOCK, -(-sequence // BLOCKS))
+
+    def attend(first: int) -> jax.Array:
+        block, past = slice(first, first + size), slice(first + size)
+        return jax.nn.dot_product_attention(q[:, block], k[:, past], v[:, past], mask=mask[:, :, block, past])
+
+    return jnp.concatenate([attend(first) for first in range(0, sequence, size)], axis=1)
+
+
+def _seen(segment_ids: jax.Array) -> jax.Array:
+    """Tells which keys a query sees, `[b 1 s t]`."""
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
     causal = jnp.tril(jnp.ones(same.shape[1:], bool))
-    return jax.nn.dot_product_attention(q, k, v, mask=(same & causal)[:, None])
+    return (same & causal)[:, None]
 
 
-ATTENTIONS: dict[str, Attend] = {"dot_product": dot_product}
+ATTENTIONS: dict[str, Attend] = {"blocked": blocked, "dot_product": dot_product}
 
 
 class KvCache(NamedTuple):
