@@ -51,6 +51,7 @@ def test_a_floor_of_other_weights_is_refused():
         steps.alternate(sides, [{}])
 
 
+@pytest.mark.slow
 def test_steps_report_has_every_figure_with_its_spread(tmp_path, capsys):
     """Three pairs of a tiny model; no figure is judged here."""
     path = tmp_path / "report.json"

@@ -21,13 +21,13 @@ def reference(q, k, v, segment_ids):
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_kernel_equals_the_formula(name, kv_heads):
-    """Grouped heads in the wrong order, a leaking segment or a missing scale fail here."""
+@pytest.mark.parametrize(("sequence", "kv_heads"), [(12, 1), (12, 2), (12, 4), (150, 2)])
+def test_kernel_equals_the_formula(name, sequence, kv_heads):
+    """Grouped heads in the wrong order, a leaking segment, a missing scale, a last block that is short fail here."""
     draw = np.random.default_rng(0).normal
-    q = draw(size=(2, 12, 4, 8))
-    k, v = draw(size=(2, 2, 12, kv_heads, 8))
-    segment_ids = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12], np.int32)
+    q = draw(size=(2, sequence, 4, 8))
+    k, v = draw(size=(2, 2, sequence, kv_heads, 8))
+    segment_ids = np.array([[1] * 5 + [2] * (sequence - 8) + [0] * 3, [1] * sequence], np.int32)
     arrays = [jnp.array(array, jnp.float32) for array in (q, k, v)]
     got = jax.jit(ATTENTIONS[name])(*arrays, jnp.array(segment_ids))
     np.testing.assert_allclose(got, reference(q, k, v, segment_ids), atol=1e-5)
