@@ -33,8 +33,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    console.print(table, width=None if console.is_terminal else WIDTH)
+    terminal = Console()
+    (terminal if terminal.is_terminal else Console(width=WIDTH)).print(table)
 
 
 def write_report(report: Mapping[str, Any], path: str) -> None:
