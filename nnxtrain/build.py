@@ -111,7 +111,7 @@ def make_program(
     policy = policy_of(config.remat, remat_policies)
     make_model = functools.partial(
         lookup(models, config.model.name, key="model.name"),
-        config.model,
+        replace(config.model, attention=config.attention),
         vocab=tokenizer.size,
         wrap=make_wrap(policy),
         precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),

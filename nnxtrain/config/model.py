@@ -38,7 +38,11 @@ class ModelConfig:
         (GLOBAL,), "kinds of layer, repeated over the stack: global sees the whole past, local a window of it"
     )
     window: int | None = key(None, "tokens that a local layer sees, the newest included", span="[1, inf)")
-    attention: str = key("dot_product", "attention kernel", choices=("dot_product",))
+    attention: str = key(
+        "auto",
+        "attention kernel; auto = blocked, or dot_product where devices share a sequence (mesh.context)",
+        choices=("auto", "blocked", "dot_product"),
+    )
     qk_norm: bool = key(False, "RMS norm on queries and keys, before rotation")
     logit_softcap: float | None = key(None, "logits are squashed into (-cap, cap); null = off", span="[1e-6, inf)")
     norm_eps: float = key(1e-5, "added to the mean square in RMS norm", span="[0, inf)")

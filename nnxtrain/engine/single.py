@@ -76,6 +76,10 @@ class SingleEngine:
             self._leaves, metrics = self._step(self._leaves, batch)
         return metrics
 
+    def memory(self) -> Any:
+        """Returns what the compiler says of the bytes that a step needs: jax's `CompiledMemoryStats`."""
+        return self._step.memory_analysis()
+
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function(state, *args)` compiled, with the state of the moment as its first argument.
 

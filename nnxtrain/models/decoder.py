@@ -72,6 +72,8 @@ class Decoder(nnx.Module):
         scores = (self.embedding if self.config.tied else self.head).logits(hidden)
         if (cap := self.config.logit_softcap) is not None:
             scores = cap * jnp.tanh(scores / cap)
+        if self.vocab == scores.shape[-1]:
+            return scores  # a choice that always falls alike still costs a pass over them
         return jnp.where(jnp.arange(scores.shape[-1]) < self.vocab, scores, jnp.finfo(scores.dtype).min)
 
     def empty_cache(self, rows: int, slots: int) -> KvCache:

@@ -14,6 +14,9 @@ from nnxtrain.nn.rope import Rotation, rotate
 from nnxtrain.tags import ATTENTION_OUT, KEYS, OUT_PROJECTION, QUERIES, VALUES
 from nnxtrain.types import Attend
 
+BLOCKS = 4  # of queries
+SHORTEST_BLOCK = 64  # queries; shorter ones cost more than they save
+
 
 @jax.named_scope("attend")
 def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None) -> jax.Array:
@@ -28,9 +31,32 @@ def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
     Returns: `[b s h c]` in the dtype of `q`.
     Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries); Beltagy et al. 2020, arXiv:2004.05150 (window).
     """
+    return jax.nn.dot_product_attention(q, k, v, mask=_seen(segment_ids, window))
+
+
+@jax.named_scope("attend")
+def blocked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None) -> jax.Array:
+    """Attends like `dot_product`, a block of queries after the other, each to the keys in its sight.
+
+    Four blocks take 5/8 of the products and of the memory of the scores. The sequence must not be cut over devices.
+    """
+    mask = _seen(segment_ids, window)
+    sequence = q.shape[1]
+    size = max(SHORTEST_BLOCK, -(-sequence // BLOCKS))
+
+    def attend(first: int) -> jax.Array:
+        oldest = 0 if window is None else max(0, first + 1 - window)
+        block, past = slice(first, first + size), slice(oldest, first + size)
+        return jax.nn.dot_product_attention(q[:, block], k[:, past], v[:, past], mask=mask[:, :, block, past])
+
+    return jnp.concatenate([attend(first) for first in range(0, sequence, size)], axis=1)
+
+
+def _seen(segment_ids: jax.Array, window: int | None) -> jax.Array:
+    """Tells which keys a query sees, `[b 1 s t]`."""
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    ages = jnp.arange(q.shape[1])[:, None] - jnp.arange(k.shape[1])  # [s t], tokens from a key to a query
-    return jax.nn.dot_product_attention(q, k, v, mask=(same & _in_sight(ages, window))[:, None])
+    ages = jnp.arange(segment_ids.shape[1])[:, None] - jnp.arange(segment_ids.shape[1])  # [s t], tokens in between
+    return (same & _in_sight(ages, window))[:, None]
 
 
 def _in_sight(ages: jax.Array, window: int | None) -> jax.Array:
@@ -38,7 +64,7 @@ def _in_sight(ages: jax.Array, window: int | None) -> jax.Array:
     return (ages >= 0) if window is None else (ages >= 0) & (ages < window)
 
 
-ATTENTIONS: dict[str, Attend] = {"dot_product": dot_product}
+ATTENTIONS: dict[str, Attend] = {"blocked": blocked, "dot_product": dot_product}
 
 
 class KvCache(NamedTuple):

@@ -34,12 +34,11 @@ def make_train_step(
         parts, grads = accumulate(loss_of, params, batch)
         scale = 1 / jnp.maximum(parts.targets, 1)
         with jax.named_scope("grad_norm"):
-            grads = jax.tree.map(lambda grad: grad * scale, grads)
-            grad_norm = optax.tree.norm(grads)
+            grad_norm = optax.tree.norm(grads) * scale
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in parts.sums.items()}
         learning_rate = schedule(state.optimizer.step[...])
         verdict = judge(state.guard, state.step[...], means["loss"], grad_norm, parts.targets > 0)
-        state.apply_gradients(grads, where=verdict.updates, counts=verdict.counts)
+        state.apply_gradients(grads, scale=scale, where=verdict.updates, counts=verdict.counts)
         return state, means | {
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,

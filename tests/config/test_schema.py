@@ -82,7 +82,7 @@ def test_every_key_is_documented_and_has_a_default_of_its_type(path):
     [
         ("model.name", MODELS),
         ("model.preset", PRESETS),
-        ("model.attention", ATTENTIONS),
+        ("model.attention", {"auto", *ATTENTIONS}),
         ("optimizer.name", OPTIMIZERS),
         ("schedule.name", SCHEDULES),
         ("remat.policy", {"none", "custom", *REMAT_POLICIES}),

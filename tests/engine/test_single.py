@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.support import assert_trees_equal, random_batch, tiny_program, weights
 
@@ -44,6 +45,17 @@ def test_the_state_is_donated():
     before = jax.tree.leaves(engine.state())
     engine.step(put(random_batch()))
     assert all(leaf.is_deleted() for leaf in before)
+
+
+@pytest.mark.parametrize("scanned", ["true", "false"])
+def test_an_update_needs_no_second_copy_of_the_state(scanned):
+    """Beside the state there are gradients and clipped gradients; a choice between old and new values needs more."""
+    sizes = ("model.vocab=8192", "model.layers=1", "batch.sequence=2", "batch.global_size=1", "eval.global_size=1")
+    program = tiny_program(*sizes, f"model.scan_layers={scanned}")
+    weights_bytes = sum(leaf.size * 4 for leaf in jax.tree.leaves(nnx.state(program.abstract_state().model)))
+    memory = program.make_engine().memory()
+    assert memory.alias_size_in_bytes == pytest.approx(3 * weights_bytes, rel=0.01)
+    assert memory.temp_size_in_bytes < 2.1 * weights_bytes
 
 
 def test_bound_functions_read_the_state_and_change_nothing(engine):

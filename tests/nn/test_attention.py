@@ -22,16 +22,17 @@ def reference(q, k, v, segment_ids, window):
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
-@pytest.mark.parametrize(("kv_heads", "window"), [(1, None), (2, None), (4, None), (2, 1), (2, 3), (2, 12), (2, 50)])
-def test_kernel_equals_the_formula(name, kv_heads, window):
+@pytest.mark.parametrize("sequence", [12, 150])
+@pytest.mark.parametrize(("kv_heads", "window"), [(1, None), (2, None), (4, None), (2, 1), (2, 3), (2, 12), (2, 90)])
+def test_kernel_equals_the_formula(name, sequence, kv_heads, window):
     """Grouped heads in the wrong order, a leaking segment, a window off by one or a missing scale fail here."""
     draw = np.random.default_rng(0).normal
-    q = draw(size=(2, 12, 4, 8))
-    k, v = draw(size=(2, 2, 12, kv_heads, 8))
-    segment_ids = np.array([[1] * 5 + [2] * 4 + [0] * 3, [1] * 12], np.int32)
+    q = draw(size=(2, sequence, 4, 8))
+    k, v = draw(size=(2, 2, sequence, kv_heads, 8))
+    segment_ids = np.array([[1] * 5 + [2] * (sequence - 8) + [0] * 3, [1] * sequence], np.int32)
     arrays = [jnp.array(array, jnp.float32) for array in (q, k, v)]
     got = jax.jit(ATTENTIONS[name], static_argnums=4)(*arrays, jnp.array(segment_ids), window)
-    np.testing.assert_allclose(got, reference(q, k, v, segment_ids, window or 12), atol=1e-5)
+    np.testing.assert_allclose(got, reference(q, k, v, segment_ids, window or sequence), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
