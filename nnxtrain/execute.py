@@ -23,6 +23,7 @@ from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, para
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
+from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.report import run_curves, write_report
 from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
@@ -235,11 +236,11 @@ class _Run:
         return CheckpointStore(run / "checkpoints", self.config.checkpoint)
 
     def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Turns `function(model, *args)` into a compiled `function(*args)` of the engine's model."""
+        """Turns `function(model, *args)` into a compiled `function(*args)` of the model to evaluate with."""
 
         @functools.wraps(function)
         def of_state(state: TrainStateNNX, *args: Any) -> Any:
-            return function(state.model, *args)
+            return function(evaluation_model(state), *args)
 
         return self.engine.bind(of_state)
 

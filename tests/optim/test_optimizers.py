@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from nnxtrain.axes import axes_of
-from nnxtrain.optim.optimizers import is_decayed
+from nnxtrain.optim.groups import is_decayed
 from tests.support import random_batch, tiny_program, weights
 
 
