@@ -69,7 +69,7 @@ class OptimizerConfig:
                 yield "optimizer.groups", str(error)
         is_plain = self.name == "sgd" and not self.momentum
         if self.mu_dtype != "float32" and (self.name not in FIRST_MOMENTS or is_plain):
-            there = f"{', '.join(FIRST_MOMENTS)} have one, sgd with optimizer.momentum above 0"
+            there = f"{', '.join(FIRST_MOMENTS)} (with optimizer.momentum) do"
             yield "optimizer.mu_dtype", f"{self.mu_dtype}: optimizer.name={self.name} keeps no first moment; {there}"
         if self.name == "schedule_free_adamw" and not self.b1:
             yield "optimizer.b1", "0.0 must be above 0 for optimizer.name=schedule_free_adamw, such as 0.9"
