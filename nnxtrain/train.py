@@ -30,6 +30,7 @@ examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
   python -m nnxtrain.train configs/quickstart.yml data.source=text data.path='corpus/*.txt'
   python -m nnxtrain.train configs/llama2-7b.yml --dry-run
+  python -m nnxtrain.train configs/quickstart.yml schedule.name=wsd --show-schedule
   python -m nnxtrain.train --list-keys model
 
 A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file; started again, it

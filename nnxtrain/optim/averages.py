@@ -31,7 +31,7 @@ def average_weights(decay: float) -> optax.GradientTransformation:
         return AverageState(optax.tree.zeros_like(params, dtype=jnp.float32), jnp.zeros((), jnp.float32))
 
     def update(updates: optax.Updates, state: AverageState, params: optax.Params) -> tuple[Any, AverageState]:
-        weights = optax.apply_updates(params, updates)
+        weights = optax.tree.cast(optax.apply_updates(params, updates), jnp.float32)
         total = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.total, weights)
         return updates, AverageState(total, decay * state.mass + (1 - decay))
 
