@@ -25,6 +25,7 @@ from nnxtrain.models.flops import flops_per_token
 from nnxtrain.models.remat import HOST, REMAT_POLICIES, Policy, make_wrap, offloaded, policy_of
 from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
+from nnxtrain.optim.groups import freeze
 from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.mesh import make_mesh, replicated, rows_sharding
@@ -120,8 +121,11 @@ def make_program(
 
     def make_state() -> TrainStateNNX:
         model = make_model()
+        freeze(model, config.optimizer)
         return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model))
 
+    if config.optimizer.groups:
+        nnx.eval_shape(make_state)  # refuses patterns that match nothing, before a run writes anything
     name = config.batch.accumulator
     if name == "auto":
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"

@@ -51,7 +51,7 @@ def evaluate_run(config: Config, folder: Path) -> int:
     """
     from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
     from nnxtrain.cache import use_compilation_cache
-    from nnxtrain.checkpoint.saver import check_tokenizer
+    from nnxtrain.checkpoint.saver import Wanted, read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.run.directory import finite
 
@@ -60,18 +60,12 @@ def evaluate_run(config: Config, folder: Path) -> int:
     data = open_data(program)
     if not data.dataset.held_out:
         raise ConfigError("there is no held-out set; data.validation_path names one")
-    state = program.abstract_state()
+    wanted = Wanted(
+        program.abstract_state, program.state_sharding, program.tokenizer.fingerprint, config.batch.sequence
+    )
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        step = store.newest()
-        saved = store.read(step)
-        check_tokenizer(saved, program.tokenizer.fingerprint)
-        store.restore(
-            saved,
-            state,
-            sharding=program.state_sharding,
-            items=("model",),
-        )
-    for name, evaluate in make_evaluators(data, bind_to(state.model)).items():
+        step, model = read_to_evaluate(store, wanted, averages=config.optimizer.averages)
+    for name, evaluate in make_evaluators(data, bind_to(model)).items():
         if (result := evaluate(lambda: False)) is not None:
             print(json.dumps(finite({"step": step, "name": name, **result._asdict()})))
     return 0

@@ -23,6 +23,7 @@ from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, para
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
+from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.profiling.profiler import Profiler
 from nnxtrain.profiling.schedule import say_windows
 from nnxtrain.profiling.session import OnTrace, Place
@@ -246,11 +247,11 @@ class _Run:
         return CheckpointStore(run / "checkpoints", self.config.checkpoint)
 
     def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Turns `function(model, *args)` into a compiled `function(*args)` of the engine's model."""
+        """Turns `function(model, *args)` into a compiled `function(*args)` of the model to evaluate with."""
 
         @functools.wraps(function)
         def of_state(state: TrainStateNNX, *args: Any) -> Any:
-            return function(state.model, *args)
+            return function(evaluation_model(state), *args)
 
         return self.engine.bind(of_state)
 

@@ -57,17 +57,17 @@ def write_text(folder: Path, config: Config) -> str:
     """
     from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
     from nnxtrain.cache import use_compilation_cache
-    from nnxtrain.checkpoint.saver import check_tokenizer
+    from nnxtrain.checkpoint.saver import Wanted, read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
 
     program = make_program(on_one_device(config))
     use_compilation_cache(config)
-    state = program.abstract_state()
+    wanted = Wanted(
+        program.abstract_state, program.state_sharding, program.tokenizer.fingerprint, config.batch.sequence
+    )
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        saved = store.read(store.newest())
-        check_tokenizer(saved, program.tokenizer.fingerprint)
-        store.restore(saved, state, sharding=program.state_sharding, items=("model",))
-    return make_writer(config, program.tokenizer, bind_to(state.model))()
+        _, model = read_to_evaluate(store, wanted, averages=config.optimizer.averages)
+    return make_writer(config, program.tokenizer, bind_to(model))()
 
 
 if __name__ == "__main__":

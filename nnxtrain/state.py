@@ -1,9 +1,16 @@
 """Everything a run needs to go on, in one container."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+
+
+def is_trained(path: Sequence[object], value: object) -> bool:
+    """Tells whether the variable at `path` is a parameter that the optimizer moves; a filter of `nnx.state`."""
+    return isinstance(value, nnx.Param) and not value.get_metadata("frozen", False)
 
 
 class Count(nnx.Variable):
@@ -52,7 +59,7 @@ class TrainStateNNX(nnx.Module):
 
     def __init__(self, model: nnx.Module, transform: optax.GradientTransformation):
         self.model = model
-        self.optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)
+        self.optimizer = nnx.Optimizer(model, transform, wrt=is_trained)
         self.step = Count(jnp.zeros((), jnp.int32))
         self.guard = Guard()
 

@@ -32,6 +32,7 @@ examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
   python -m nnxtrain.train configs/quickstart.yml data.source=text data.path='corpus/*.txt'
   python -m nnxtrain.train configs/llama2-7b.yml --dry-run
+  python -m nnxtrain.train configs/quickstart.yml schedule.name=wsd --show-schedule
   python -m nnxtrain.train --list-keys model
 
 A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file; started again, it
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list-keys", nargs="?", const="", metavar="PREFIX", help="every key: type, default, meaning")
     parser.add_argument("--print-config", action="store_true", help="the resolved configuration, as YAML")
     parser.add_argument("--dry-run", action="store_true", help="check everything, count parameters and bytes, and stop")
+    parser.add_argument("--show-schedule", action="store_true", help="plot the learning rate of every update, and stop")
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):
         return 0
@@ -67,10 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_config(config)
         return 0
     folder = Path(config.output_dir).expanduser() / str(config.run_name)
-    if not arguments.dry_run and _is_finished(config, folder):
+    asks = arguments.dry_run or arguments.show_schedule
+    if not asks and _is_finished(config, folder):
         return 0
     choose_platform(config)
     leave_on_signals()
+    if arguments.show_schedule:
+        from nnxtrain.show_schedule import show_schedule
+
+        return show_schedule(config)
     if arguments.dry_run:
         from nnxtrain.dry_run import dry_run
 

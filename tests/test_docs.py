@@ -68,7 +68,7 @@ def test_commands_of_the_pages_run(line, workplace, monkeypatch):
         assert guarded(TOOLS[Path(words[0]).stem], words[1:]) == 0
         return
     name, *words = words[1].removeprefix("nnxtrain."), *words[2:]
-    asks = {"--help", "--list-keys", "--print-config", "--dry-run"} & set(words)
+    asks = {"--help", "--list-keys", "--print-config", "--dry-run", "--show-schedule"} & set(words)
     if name == "train" and not asks:
         own = {word.partition("=")[0] for word in words}
         words += [word for word in SMALL if word.partition("=")[0] not in own]

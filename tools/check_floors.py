@@ -30,6 +30,7 @@ FLOORS = {
     "execute": Row(7, "one run from start to end", 270),
     "describe": Row(7, "what a run says of itself", 80),
     "dry_run": Row(7, "what a run would be, by arithmetic", 120),
+    "show_schedule": Row(7, "the learning rate as text", 50),
     "cache": Row(5, "compiled programs on disk", 40),
     "build": Row(6, "the composition root", 280),
     "loop": Row(5, "the training loop", 150),

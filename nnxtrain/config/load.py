@@ -57,7 +57,7 @@ def load(
     together = [f"{_place(key, what, places) or path}: {key}: {what}" for key, what in _problems_together(config)]
     if together:
         raise ConfigError(_report(together))
-    return replace(config, model=config.model.derived())
+    return replace(config, model=config.model.derived(), optimizer=config.optimizer.derived())
 
 
 def to_yaml(config: Config) -> str:

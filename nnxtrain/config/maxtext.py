@@ -49,7 +49,7 @@ MAXTEXT_KEYS = {
     "tokenizer_type": "data.tokenizer",
     "use_qk_norm": "model.qk_norm",
     "vocab_size": "model.vocab",
-    "warmup_steps_fraction": "schedule.warmup_steps (a number of steps)",
+    "warmup_steps_fraction": "schedule.warmup_fraction",
     "weight_dtype": "model.param_dtype",
     "z_loss_multiplier": "loss.z_loss",
 }

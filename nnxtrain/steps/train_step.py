@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from nnxtrain.state import TrainStateNNX
+from nnxtrain.state import TrainStateNNX, is_trained
 from nnxtrain.steps.guard import Judge
 from nnxtrain.types import PRNG, Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
 
@@ -25,7 +25,7 @@ def make_train_step(
 
     def train_step(state: TrainStateNNX, batch: Batch) -> tuple[TrainStateNNX, Metrics]:
         """Consumes `state` and `batch` (leaves `[m b ...]`); returns the state one step on."""
-        graph, params, rest = nnx.split(state.model, nnx.Param, ...)
+        graph, params, rest = nnx.split(state.model, is_trained, ...)
         key = jax.random.fold_in(jax.random.key(seed, impl=PRNG), state.step[...])
 
         def loss_of(params: nnx.State, microbatch: Batch) -> tuple[jax.Array, LossParts]:

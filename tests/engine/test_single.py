@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxtrain.optim.optimizers import OPTIMIZERS
+from nnxtrain.run.compiles import CompileLog
 from tests.support import assert_trees_equal, random_batch, tiny_program, weights
 
 
@@ -56,6 +58,23 @@ def test_an_update_needs_no_second_copy_of_the_state(scanned):
     memory = program.make_engine().memory()
     assert memory.alias_size_in_bytes == pytest.approx(3 * weights_bytes, rel=0.01)
     assert memory.temp_size_in_bytes < 2.1 * weights_bytes
+
+
+@pytest.mark.parametrize(
+    "words", [(f"optimizer.name={name}",) for name in sorted(OPTIMIZERS)] + [("optimizer.ema=0.9",)]
+)
+def test_every_optimizer_is_compiled_once_and_donated(words):
+    """A weak type or a moment that changes its type compiles again; z that is the weights is given away twice (B48)."""
+    log = CompileLog()
+    engine = started(tiny_program(*words, "model.layers=1", "model.embed=32"))
+    kinds = [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(engine.state())]
+    for seed in range(3):
+        before = jax.tree.leaves(engine.state())
+        engine.step(put(random_batch(seed=seed)))
+        assert all(leaf.is_deleted() for leaf in before)
+        assert [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(engine.state())] == kinds
+    assert log.counts["jit(train_step)"] == 1
+    assert log.repeats(engine.programs) == 0
 
 
 def test_bound_functions_read_the_state_and_change_nothing(engine):
