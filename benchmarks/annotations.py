@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT)]
 import numpy as np  # noqa: E402
 from jax.profiler import TraceAnnotation  # noqa: E402
 
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.profile import ProfileConfig  # noqa: E402
 from nnxtrain.loop import run_loop  # noqa: E402
 from nnxtrain.profiling.profiler import Profiler  # noqa: E402
@@ -106,4 +106,4 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

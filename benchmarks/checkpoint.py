@@ -22,7 +22,7 @@ from flax import nnx  # noqa: E402
 from benchmarks.figures import spread, write_report  # noqa: E402
 from nnxtrain.build import make_program, open_data  # noqa: E402
 from nnxtrain.checkpoint.store import CheckpointStore  # noqa: E402
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.data.pipeline import START  # noqa: E402
 from nnxtrain.describe import checkpoint_meta  # noqa: E402
@@ -68,4 +68,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

@@ -19,7 +19,7 @@ from benchmarks.dispatch import layer_counts  # noqa: E402
 from benchmarks.figures import print_table, shown, spread, write_report  # noqa: E402
 from benchmarks.steps import SIZES  # noqa: E402
 from nnxtrain.build import make_program  # noqa: E402
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from tools.words import split_words  # noqa: E402
@@ -57,4 +57,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

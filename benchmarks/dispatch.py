@@ -23,7 +23,7 @@ from flax import nnx  # noqa: E402
 
 from benchmarks.figures import print_table, shown, spread, write_report  # noqa: E402
 from nnxtrain.build import Program, make_program  # noqa: E402
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.loop import run_loop  # noqa: E402
@@ -155,4 +155,4 @@ def print_dispatch(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

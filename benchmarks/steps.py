@@ -28,7 +28,7 @@ from benchmarks import floor  # noqa: E402
 from benchmarks.dispatch import layer_counts, measure_dispatch, print_dispatch  # noqa: E402
 from benchmarks.figures import print_table, shown, spread, write_report  # noqa: E402
 from nnxtrain.build import Program, make_program, open_data  # noqa: E402
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
 from nnxtrain.data.pipeline import START  # noqa: E402
@@ -247,4 +247,4 @@ def print_steps(title: str, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +14,14 @@ from flax import nnx
 from nnxtrain.compile.chips import peak_flops
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
-from nnxtrain.data.sources import DATASETS, RowSpec, make_tokenizer
-from nnxtrain.engine.single import ENGINES, SingleEngine
+from nnxtrain.data.sources import RowSpec, make_tokenizer
+from nnxtrain.engine.single import SingleEngine
 from nnxtrain.errors import ConfigError
 from nnxtrain.evaluation import Evaluation, evaluate
 from nnxtrain.lookup import lookup
 from nnxtrain.metrics import Scale
-from nnxtrain.models.decoder import MODELS
 from nnxtrain.models.flops import flops_per_token
-from nnxtrain.models.remat import HOST, REMAT_POLICIES, Policy, make_wrap, offloaded, policy_of
+from nnxtrain.models.remat import HOST, make_wrap, offloaded, policy_of
 from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
 from nnxtrain.optim.groups import freeze
@@ -30,11 +29,11 @@ from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.mesh import make_mesh, replicated, rows_sharding
 from nnxtrain.state import TrainStateNNX
-from nnxtrain.steps.accumulate import ACCUMULATORS
 from nnxtrain.steps.eval_step import make_eval_step
 from nnxtrain.steps.guard import make_judge
 from nnxtrain.steps.loss import make_loss_sum
 from nnxtrain.steps.train_step import make_train_step
+from nnxtrain.tables import BUILT_IN, Tables
 from nnxtrain.types import PRNG, Batch, Bind, Dataset, RngsAt, Tokenizer, TrainStep
 
 
@@ -47,6 +46,7 @@ class Program:
     tokenizer: Tokenizer
     make_state: Callable[[], TrainStateNNX]
     train_step: TrainStep
+    tables: Tables
     offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
 
     @property
@@ -82,7 +82,7 @@ class Program:
         if self.offloaded and not can_offload(device):
             what = f"{', '.join(self.offloaded)} to pinned host memory, which platform {device.platform} does not have"
             raise ConfigError(f"remat.policy={self.config.remat.policy} moves {what}; save or recompute them")
-        engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
+        engine = lookup(self.tables.engines, self.config.engine.name, key="engine.name")
         return engine(self.make_state, self.train_step, sharding=self.state_sharding, batch=self.batch_spec())
 
 
@@ -90,16 +90,14 @@ def make_program(
     config: Config,
     *,
     devices: list[jax.Device] | None = None,
-    models: Mapping[str, Any] = MODELS,
-    remat_policies: Mapping[str, Policy] = REMAT_POLICIES,
+    tables: Tables = BUILT_IN,
 ) -> Program:
     """Returns the program of `config`; nothing is allocated or compiled.
 
     Args:
         config: of the run.
         devices: to work on; None for all of this process's backend.
-        models: the table that `model.name` is looked up in.
-        remat_policies: the table that `remat.policy` is looked up in.
+        tables: what the names in `config` are looked up in.
 
     Raises:
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
@@ -108,10 +106,12 @@ def make_program(
     for key, problem in config.row_problems(mesh.size):
         raise ConfigError(f"{key}: {problem}")
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
-    schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
-    policy = policy_of(config.remat, remat_policies)
+    schedule = make_schedule(
+        config.schedule, peak=config.optimizer.learning_rate, steps=config.steps, table=tables.schedules
+    )
+    policy = policy_of(config.remat, tables.remat_policies)
     make_model = functools.partial(
-        lookup(models, config.model.name, key="model.name"),
+        lookup(tables.models, config.model.name, key="model.name"),
         replace(config.model, attention=config.attention),
         vocab=tokenizer.size,
         wrap=make_wrap(policy),
@@ -122,14 +122,14 @@ def make_program(
     def make_state() -> TrainStateNNX:
         model = make_model()
         freeze(model, config.optimizer)
-        return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model))
+        return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model, table=tables.optimizers))
 
     if config.optimizer.groups:
         nnx.eval_shape(make_state)  # refuses patterns that match nothing, before a run writes anything
     name = config.batch.accumulator
     if name == "auto":
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"
-    accumulate = lookup(ACCUMULATORS, name, key="batch.accumulator")
+    accumulate = lookup(tables.accumulators, name, key="batch.accumulator")
     loss_sum = make_loss_sum(z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks)
     judge = make_judge(
         skips=config.debug.on_nonfinite == "skip",
@@ -138,7 +138,7 @@ def make_program(
         limit=config.debug.nonfinite_limit,
     )
     train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
-    return Program(config, mesh, tokenizer, make_state, train_step, offloaded(policy))
+    return Program(config, mesh, tokenizer, make_state, train_step, tables, offloaded(policy))
 
 
 def on_one_device(config: Config) -> Config:
@@ -183,7 +183,7 @@ class Data:
         return asked if left is None else min(asked, done + left)
 
 
-def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Data:
+def open_data(program: Program) -> Data:
     """Opens the corpora, tokenising them if that was not done before.
 
     Raises:
@@ -192,7 +192,7 @@ def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Da
     """
     config = program.config
     spec = RowSpec(config.batch.sequence, program.tokenizer, config.seed)
-    dataset = lookup(datasets, config.data.source, key="data.source")(config.data, spec)
+    dataset = lookup(program.tables.datasets, config.data.source, key="data.source")(config.data, spec)
     order = Order(config.seed, config.data.shuffle, config.data.epochs, config.data.drop_remainder)
     best = config.checkpoint.keep_best
     if best is not None and best not in dataset.held_out:

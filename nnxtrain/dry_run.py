@@ -12,9 +12,10 @@ from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
 from nnxtrain.profiling.schedule import say_windows
+from nnxtrain.tables import Tables
 
 
-def dry_run(config: Config) -> int:
+def dry_run(config: Config, tables: Tables) -> int:
     """Prints parameters, tokens per step and bytes per device; returns the exit code.
 
     The mesh may be larger than this machine; that is said, not refused.
@@ -22,12 +23,12 @@ def dry_run(config: Config) -> int:
     if config.data.source == "text":
         text_files(config.data)
     try:
-        program = make_program(config)
+        program = make_program(config, tables=tables)
         mesh = f"{program.mesh.size} of {jax.device_count()} devices here"
     except ConfigError as error:
         if config.mesh.data <= jax.device_count():
             raise
-        program = make_program(on_one_device(config))
+        program = make_program(on_one_device(config), tables=tables)
         mesh = f"not possible on this machine: {error}"
     windows = say_windows(config.profile, start=0, total=config.steps) or "none (profile.enabled=false)"
     state = program.abstract_state()

@@ -2,15 +2,18 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, guarded, parse, traced
+from nnxtrain.config.command import choose_platform, parse, run, traced
 from nnxtrain.config.load import load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nnxtrain.tables import Tables
 
 EPILOG = """\
 example:
@@ -20,8 +23,8 @@ Prints one JSON object a set. Nothing in the run directory changes.
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
+    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     parser = argparse.ArgumentParser(
         prog="python -m nnxtrain.evaluate",
         description="Evaluates the newest weights of a run on every held-out set.",
@@ -35,14 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win")
     arguments = parse(argv, parser)
     place = Path(arguments.run)
-    config = load(place / "config.yml" if place.is_dir() else place, arguments.overrides)
+    config = load(
+        place / "config.yml" if place.is_dir() else place, arguments.overrides, extra=tables.names() if tables else None
+    )
     folder = place if place.is_dir() else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)
     with traced(config):
-        return evaluate_run(config, folder)
+        return evaluate_run(config, folder, tables)
 
 
-def evaluate_run(config: Config, folder: Path) -> int:
+def evaluate_run(config: Config, folder: Path, tables: "Tables | None") -> int:
     """Prints the evaluation of every held-out set; returns the exit code.
 
     Raises:
@@ -54,8 +59,9 @@ def evaluate_run(config: Config, folder: Path) -> int:
     from nnxtrain.checkpoint.saver import Wanted, read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.run.directory import finite
+    from nnxtrain.tables import BUILT_IN
 
-    program = make_program(config)
+    program = make_program(config, tables=tables or BUILT_IN)
     use_compilation_cache(config)
     data = open_data(program)
     if not data.dataset.held_out:
@@ -72,4 +78,4 @@ def evaluate_run(config: Config, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

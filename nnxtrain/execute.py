@@ -36,15 +36,19 @@ from nnxtrain.run.signals import StopSignals
 from nnxtrain.run.watchdog import Watchdog
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.summary import Summary, figures
+from nnxtrain.tables import BUILT_IN, Tables
 
 
-def execute(config: Config, folder: Path, *, began: float, on_trace_ready: OnTrace = None) -> int:
+def execute(
+    config: Config, folder: Path, *, began: float, tables: Tables = BUILT_IN, on_trace_ready: OnTrace = None
+) -> int:
     """Runs `config` in `folder`; returns the exit code.
 
     Args:
         config: of the run.
         folder: run directory; made here, once everything that was asked for is known to be possible.
         began: `time.monotonic()` at the start of the process.
+        tables: what the names in `config` are looked up in.
         on_trace_ready: gets each trace after it was written; what it raises is said and ends nothing.
 
     Raises:
@@ -55,7 +59,7 @@ def execute(config: Config, folder: Path, *, began: float, on_trace_ready: OnTra
     package.addHandler(console)
     package.setLevel(logging.INFO)
     try:
-        program = make_program(config)
+        program = make_program(config, tables=tables)
         use_compilation_cache(config)
         data = open_data(program)
         with locked(folder):

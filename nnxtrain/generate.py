@@ -1,17 +1,20 @@
 """`python -m nnxtrain.generate RUN_DIR [key=val ...]`: text from the newest weights of a run."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, guarded, parse, traced
+from nnxtrain.config.command import choose_platform, parse, run, traced
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import list_keys, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nnxtrain.tables import Tables
 
 EPILOG = """\
 example:
@@ -21,8 +24,8 @@ keys:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
+    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     keys = "\n".join(f"  {path.removeprefix('generate.'):14}{doc} (default {default})"
                      for path, _, default, doc in list_keys("generate."))  # fmt: skip
     parser = argparse.ArgumentParser(
@@ -42,14 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
-    config = load(folder / "config.yml", words)
+    config = load(folder / "config.yml", words, extra=tables.names() if tables else None)
     choose_platform(config)
     with traced(config):
-        print(write_text(folder, config))
+        print(write_text(folder, config, tables))
     return 0
 
 
-def write_text(folder: Path, config: Config) -> str:
+def write_text(folder: Path, config: Config, tables: "Tables | None") -> str:
     """Returns the prompt and what the model makes of it.
 
     Raises:
@@ -59,8 +62,9 @@ def write_text(folder: Path, config: Config) -> str:
     from nnxtrain.cache import use_compilation_cache
     from nnxtrain.checkpoint.saver import Wanted, read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
+    from nnxtrain.tables import BUILT_IN
 
-    program = make_program(on_one_device(config))
+    program = make_program(on_one_device(config), tables=tables or BUILT_IN)
     use_compilation_cache(config)
     wanted = Wanted(
         program.abstract_state, program.state_sharding, program.tokenizer.fingerprint, config.batch.sequence
@@ -71,4 +75,4 @@ def write_text(folder: Path, config: Config) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

@@ -4,15 +4,16 @@ import numpy as np
 
 from nnxtrain.config.schema import Config
 from nnxtrain.optim.schedules import make_schedule, phases_of
+from nnxtrain.tables import Tables
 
 WIDTH, HEIGHT = 64, 12  # of the plot, in characters
 
 
-def show_schedule(config: Config) -> int:
+def show_schedule(config: Config, tables: Tables) -> int:
     """Prints the curve of a configuration; returns the exit code."""
     peak, phases = config.optimizer.learning_rate, phases_of(config.schedule, config.steps)
     updates = np.arange(config.steps)
-    rates = np.asarray(make_schedule(config.schedule, peak=peak, steps=config.steps)(updates))
+    rates = np.asarray(make_schedule(config.schedule, peak=peak, steps=config.steps, table=tables.schedules)(updates))
     print(f"{config.schedule.name}: peak {peak:g}, {config.steps:,} updates, {phases.warmup:,} of them warm-up")
     if not config.steps:
         return 0

@@ -2,24 +2,27 @@
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nnxtrain.config.command import (
     answer_about_keys,
     choose_platform,
-    guarded,
-    leave,
     leave_on_signals,
     load_config,
     parse,
     print_config,
+    run,
     traced,
 )
 from nnxtrain.config.load import as_mapping, differences, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.run.directory import read_summary
+
+if TYPE_CHECKING:
+    from nnxtrain.tables import Tables
 
 EPILOG = """\
 ways in:
@@ -43,8 +46,8 @@ exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
+    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(
         prog="python -m nnxtrain.train",
@@ -64,31 +67,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):
         return 0
-    config = load_config(arguments)
+    extra = tables.names() if tables else None
+    config = load_config(arguments, extra=extra)
     if arguments.print_config:
         print_config(config)
         return 0
     folder = Path(config.output_dir).expanduser() / str(config.run_name)
     asks = arguments.dry_run or arguments.show_schedule
-    if not asks and _is_finished(config, folder):
+    if not asks and _is_finished(config, folder, extra=extra):
         return 0
     choose_platform(config)
     leave_on_signals()
-    if arguments.show_schedule:
-        from nnxtrain.show_schedule import show_schedule
+    from nnxtrain.tables import BUILT_IN
 
-        return show_schedule(config)
-    if arguments.dry_run:
-        from nnxtrain.dry_run import dry_run
-
-        return dry_run(config)
-    from nnxtrain.execute import execute
-
+    parts = tables or BUILT_IN
     with traced(config):
-        return execute(config, folder, began=began)
+        if arguments.show_schedule:
+            from nnxtrain.show_schedule import show_schedule
+
+            return show_schedule(config, parts)
+        if arguments.dry_run:
+            from nnxtrain.dry_run import dry_run
+
+            return dry_run(config, parts)
+        from nnxtrain.execute import execute
+
+        return execute(config, folder, tables=parts, began=began)
 
 
-def _is_finished(config: Config, folder: Path) -> bool:
+def _is_finished(config: Config, folder: Path, *, extra: Mapping[str, Collection[str]] | None) -> bool:
     """Says so if there is nothing left to do in `folder`.
 
     That is so when its run is done and no more steps are asked for, or when its data ended and nothing has changed.
@@ -101,7 +108,7 @@ def _is_finished(config: Config, folder: Path) -> bool:
     summary = read_summary(folder)
     if summary is None or summary["status"] != "done" or config.checkpoint.resume.isdecimal():
         return False
-    changes = differences(as_mapping(load(folder / "config.yml")), as_mapping(config))
+    changes = differences(as_mapping(load(folder / "config.yml", extra=extra)), as_mapping(config))
     if summary["step"] < config.steps and changes:
         return False
     print(f"{folder} is finished: step {summary['step']}, final loss {summary['final_loss']}. Nothing was done.")
@@ -121,4 +128,4 @@ def _is_finished(config: Config, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    leave(guarded(main))
+    run(main)

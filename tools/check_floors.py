@@ -33,6 +33,7 @@ FLOORS = {
     "show_schedule": Row(7, "the learning rate as text", 50),
     "cache": Row(5, "compiled programs on disk", 40),
     "build": Row(6, "the composition root", 280),
+    "tables": Row(6, "every open point in one place", 60),
     "loop": Row(5, "the training loop", 150),
     "evaluation": Row(5, "loss on held-out sets", 80),
     "metrics": Row(5, "what is written of each step", 160),

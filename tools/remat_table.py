@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from nnxtrain.config.command import choose_platform, guarded, parse  # noqa: E402
+from nnxtrain.config.command import choose_platform, parse, run  # noqa: E402
 from nnxtrain.config.load import LEAVES, load  # noqa: E402
 from nnxtrain.config.remat import RematConfig  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
@@ -205,4 +205,4 @@ def _traced(config: Config, function: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

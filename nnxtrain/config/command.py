@@ -2,15 +2,16 @@
 
 import argparse
 import contextlib
+import functools
 import io
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nnxtrain.config.load import list_keys, load, to_yaml
 from nnxtrain.config.schema import Config
@@ -38,13 +39,13 @@ def answer_about_keys(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def load_config(arguments: argparse.Namespace) -> Config:
-    """Loads the configuration that the words name."""
+def load_config(arguments: argparse.Namespace, *, extra: Mapping[str, Collection[str]] | None) -> Config:
+    """Loads the configuration that the words name; `extra` is that of `load`."""
     if arguments.config is None:
         raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
     if "=" in arguments.config and not Path(arguments.config).exists():
         raise ConfigError(f"the first word must be a configuration file, not {arguments.config!r}; see --help")
-    return load(arguments.config, arguments.overrides)
+    return load(arguments.config, arguments.overrides, extra=extra)
 
 
 def print_config(config: Config) -> None:
@@ -56,15 +57,6 @@ def choose_platform(config: Config) -> None:
     """Tells jax, before it is imported, which backend `debug.platform` names."""
     if config.debug.platform != "auto":
         os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process with an exit code; after a failed save at once, for orbax's threads then wait on for minutes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code == CheckpointError.exit_code:
-        os._exit(code)
-    sys.exit(code)
 
 
 def leave_on_signals() -> None:
@@ -108,3 +100,16 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def run(main: Callable[..., int], **options: Any) -> NoReturn:
+    """Runs an entry point on the words of the command line and ends the process with its exit code.
+
+    After a failed save the process ends at once, for orbax's threads then wait on for minutes.
+    """
+    code = guarded(functools.partial(main, **options))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == CheckpointError.exit_code:
+        os._exit(code)
+    sys.exit(code)

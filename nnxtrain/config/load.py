@@ -108,9 +108,8 @@ def _take(word: Word, given: dict[str, Any], extra: Mapping[str, Collection[str]
     if word.path not in LEAVES:
         return f"unknown key {word.path}{_nearest(word.path)}"
     leaf = LEAVES[word.path]
-    choices = (
-        (*leaf.declared.metadata["choices"], *extra.get(word.path, ())) if leaf.declared.metadata["choices"] else ()
-    )
+    built_in = leaf.declared.metadata["choices"]
+    choices = tuple(dict.fromkeys([*built_in, *extra.get(word.path, ())])) if built_in else ()
     try:
         given[word.path] = coerce(word, leaf.type, choices)
     except LookupError:

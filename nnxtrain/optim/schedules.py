@@ -21,6 +21,7 @@ root); Hu et al. 2024, arXiv:2404.06395 (warm-up, stable, decay).
 """
 
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -75,9 +76,11 @@ def phases_of(config: ScheduleConfig, steps: int) -> Phases:
     return Phases(warmup, decay, steps, config.final_fraction)
 
 
-def make_schedule(config: ScheduleConfig, *, peak: float, steps: int) -> Schedule:
+def make_schedule(
+    config: ScheduleConfig, *, peak: float, steps: int, table: Mapping[str, Curve] = SCHEDULES
+) -> Schedule:
     """Returns `update number [...] -> learning rate [...] float32`; `steps` is the length of the run."""
-    curve = lookup(SCHEDULES, config.name, key="schedule.name")
+    curve = lookup(table, config.name, key="schedule.name")
     phases = phases_of(config, steps)
 
     def schedule(update: jax.typing.ArrayLike) -> jax.Array:

@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnxtrain.config.command import guarded
+from nnxtrain.config.command import run
 from nnxtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,4 +103,4 @@ def _report(arguments: argparse.Namespace, found: Any, sections: "list[tuple[str
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)
