@@ -37,7 +37,7 @@ class ProfileConfig:
         """Tells whether a process writes traces."""
         if self.processes in ("all", "first"):
             return self.processes == "all" or process == 0
-        return str(process) in self._numbers
+        return process in map(int, self._numbers)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields `(key, what is wrong and what would be right)`."""
