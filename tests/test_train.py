@@ -86,6 +86,14 @@ def test_files_of_a_run_agree_with_each_other(finished):
     assert "http" not in report.replace("http://www.w3.org", "")
 
 
+def test_no_program_is_compiled_twice_with_a_pattern_remat_and_accumulation(tmp_path):
+    """A type, shape or sharding that a step, an evaluation or a sample changes makes the next one compile (B48)."""
+    stack = ("model.layers=3", "model.pattern=local,global", "model.window=8", "remat.policy=qkv")
+    words = (f"output_dir={tmp_path}", "run_name=pattern", "steps=4", "batch.accum_steps=4", "eval.every_steps=2")
+    assert guarded(main, [str(TINY), *stack, *words, "eval.max_batches=1", "mesh.data=1"]) == 0
+    assert json.loads((tmp_path / "pattern" / "summary.json").read_text())["recompiles"] == 0
+
+
 def test_a_run_learns(finished):
     """Twenty steps of the random walk lower the loss."""
     rows = rows_of(finished[0])

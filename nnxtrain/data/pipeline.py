@@ -14,7 +14,11 @@ from nnxtrain.types import Batch, Rows
 
 
 class Cut(NamedTuple):
-    """How many rows a batch holds: `microbatches * rows`, leaves `[m b ...]`."""
+    """How many rows a batch holds: `microbatches * rows`, leaves `[m b ...]`.
+
+    This is the one place where a batch is cut. It happens on the host, and a mesh then shares `b`, not `m`: each device
+    gets its rows of every microbatch once, and no row goes from device to device.
+    """
 
     microbatches: int
     rows: int
@@ -23,6 +27,10 @@ class Cut(NamedTuple):
     def global_size(self) -> int:
         """Rows of all microbatches."""
         return self.microbatches * self.rows
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Cuts leaves `[m*b ...]` to `[m b ...]`: microbatch `k` holds rows `k * b` to `(k + 1) * b`."""
+        return {name: leaf.reshape(self.microbatches, self.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
 
 
 class Order(NamedTuple):
@@ -142,15 +150,12 @@ def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Ite
 
 
 def stack_rows(group: list[dict[str, np.ndarray]], cut: Cut) -> Batch:
-    """Stacks rows `[s]` to `[m b s]`, fills up with empty ones, and numbers them in `rows` `[m b]`.
-
-    Microbatch `k` holds rows `k * b` to `(k + 1) * b` of the global batch.
-    """
+    """Stacks rows `[s]` to `[m b s]`, fills up with empty ones, and numbers them in `rows` `[m b]`."""
     empty = jax.tree.map(np.zeros_like, group[0])
     full = group + [empty] * (cut.global_size - len(group))
     batch = {name: np.stack([row[name] for row in full]) for name in group[0]}
     batch["rows"] = np.arange(cut.global_size, dtype=np.int32)
-    return {name: leaf.reshape(cut.microbatches, cut.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
+    return cut(batch)
 
 
 class _Checked:
