@@ -22,7 +22,7 @@ from nnxtrain.lookup import lookup
 from nnxtrain.metrics import Scale
 from nnxtrain.models.decoder import MODELS
 from nnxtrain.models.flops import flops_per_token
-from nnxtrain.models.remat import HOST, REMAT_POLICIES, Policy, make_wrap, offloaded, policy_of
+from nnxtrain.models.remat import HOST, REMAT_POLICIES, make_wrap, offloaded, policy_of
 from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
 from nnxtrain.optim.optimizers import make_optimizer
@@ -34,7 +34,7 @@ from nnxtrain.steps.eval_step import make_eval_step
 from nnxtrain.steps.guard import make_judge
 from nnxtrain.steps.loss import make_loss_sum
 from nnxtrain.steps.train_step import make_train_step
-from nnxtrain.types import PRNG, Batch, Bind, Dataset, RngsAt, Tokenizer, TrainStep
+from nnxtrain.types import PRNG, Batch, Bind, Dataset, RematPolicy, RngsAt, Tokenizer, TrainStep
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def make_program(
     *,
     devices: list[jax.Device] | None = None,
     models: Mapping[str, Any] = MODELS,
-    remat_policies: Mapping[str, Policy] = REMAT_POLICIES,
+    remat_policies: Mapping[str, RematPolicy] = REMAT_POLICIES,
 ) -> Program:
     """Returns the program of `config`; nothing is allocated or compiled.
 
