@@ -377,7 +377,7 @@ class _Run:
 
     def report(self) -> None:
         """Writes the report of what is known so far."""
-        curves = run_curves(self.recorder.rows, self.recorder.evaluations)
+        curves = run_curves(self.recorder.steps, self.recorder.evaluations)
         write_report(self.folder, curves=curves, summary=self.summary.values, config=to_yaml(self.config))
 
     def finish(self, done: int) -> None:

@@ -8,18 +8,18 @@ from flax import nnx
 from nnxtrain.data.sources import DATASETS
 from nnxtrain.engine.single import ENGINES
 from nnxtrain.models.decoder import MODELS
-from nnxtrain.models.remat import REMAT_POLICIES, Policy
+from nnxtrain.models.remat import REMAT_POLICIES
 from nnxtrain.optim.optimizers import OPTIMIZERS
 from nnxtrain.optim.schedules import SCHEDULES
 from nnxtrain.steps.accumulate import ACCUMULATORS
-from nnxtrain.types import Accumulate, Curve, Dataset, UpdateRule
+from nnxtrain.types import Accumulate, Curve, Dataset, RematPolicy, UpdateRule
 
 
 class Tables(NamedTuple):
     """Name → entry for each key that names a part; `docs/extending.md` shows an entry of each."""
 
     models: Mapping[str, Callable[..., nnx.Module]] = MODELS
-    remat_policies: Mapping[str, Policy] = REMAT_POLICIES
+    remat_policies: Mapping[str, RematPolicy] = REMAT_POLICIES
     accumulators: Mapping[str, Accumulate] = ACCUMULATORS
     optimizers: Mapping[str, UpdateRule] = OPTIMIZERS
     schedules: Mapping[str, Curve] = SCHEDULES

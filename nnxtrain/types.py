@@ -88,6 +88,9 @@ UpdateRule = Callable[[OptimizerConfig, Course], optax.GradientTransformation]
 # `window` tokens, itself included, or all before it where that is None
 Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int | None], jax.Array]
 
+# `(primitive, *types of its operands, **its parameters) -> whether its result is kept`, as `jax.checkpoint` asks
+RematPolicy = Callable[..., Any]
+
 # Where a layer draws its weights from: `(path of the layer, global layer index) -> nnx.Rngs`
 RngsAt = Callable[[str, Any], nnx.Rngs]
 

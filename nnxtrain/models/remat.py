@@ -11,16 +11,14 @@ from nnxtrain import tags
 from nnxtrain.config.remat import ACTIONS, RematConfig
 from nnxtrain.lookup import lookup
 from nnxtrain.models.stack import Wrap, bare
-
-# `(primitive, *types of its operands, **its parameters) -> whether its result is kept`, as `jax.checkpoint` asks
-Policy = Callable[..., Any]
+from nnxtrain.types import RematPolicy
 
 HOST = "pinned_host"  # what jax calls the memory of the host that a device copies to by itself
 QKV = (tags.QUERIES, tags.KEYS, tags.VALUES)
 PROJECTIONS = (*QKV, tags.OUT_PROJECTION, tags.MLP_GATE, tags.MLP_UP)  # nothing in the backward pass asks for mlp_down
 
 
-def by_tag(*, save: Iterable[str] = (), offload: Iterable[str] = ()) -> Policy:
+def by_tag(*, save: Iterable[str] = (), offload: Iterable[str] = ()) -> RematPolicy:
     """Returns the policy that keeps tagged activations, on the device or in pinned host memory, and nothing else."""
     return cp.save_and_offload_only_these_names(
         names_which_can_be_saved=list(save),
@@ -32,7 +30,7 @@ def by_tag(*, save: Iterable[str] = (), offload: Iterable[str] = ()) -> Policy:
 
 # The input of a layer is kept by each of them. "none" is not here: no remat is no `jax.checkpoint`. "custom" is not
 # here: its tags are in the configuration.
-REMAT_POLICIES: dict[str, Policy] = {
+REMAT_POLICIES: dict[str, RematPolicy] = {
     "full": cp.nothing_saveable,
     "dots": cp.dots_saveable,
     "dots_no_batch": cp.dots_with_no_batch_dims_saveable,
@@ -47,7 +45,7 @@ REMAT_POLICIES: dict[str, Policy] = {
 }
 
 
-def policy_of(config: RematConfig, policies: Mapping[str, Policy]) -> Policy | None:
+def policy_of(config: RematConfig, policies: Mapping[str, RematPolicy]) -> RematPolicy | None:
     """Returns the policy that `config` names, out of `policies` or made of its tags; None for no remat."""
     if config.policy == "none":
         return None
@@ -57,7 +55,7 @@ def policy_of(config: RematConfig, policies: Mapping[str, Policy]) -> Policy | N
     return by_tag(save=wished["save"], offload=wished["offload"])
 
 
-def make_wrap(policy: Policy | None) -> Wrap:
+def make_wrap(policy: RematPolicy | None) -> Wrap:
     """Returns what a stack puts around each layer."""
     if policy is None:
         return bare
@@ -69,12 +67,12 @@ def make_wrap(policy: Policy | None) -> Wrap:
     return wrap
 
 
-def verdict(policy: Policy, tag: str) -> Any:
+def verdict(policy: RematPolicy, tag: str) -> Any:
     """Returns what `policy` says of an activation with a tag: kept or not, or where it is moved to."""
     (named,) = jax.make_jaxpr(lambda x: checkpoint_name(x, tag))(0.0).jaxpr.eqns
     return policy(named.primitive, *(operand.aval for operand in named.invars), **named.params)
 
 
-def offloaded(policy: Policy | None) -> list[str]:
+def offloaded(policy: RematPolicy | None) -> list[str]:
     """Returns the tags that `policy` moves to host memory."""
     return [tag for tag in tags.TAGS if policy and isinstance(verdict(policy, tag), Offloadable)]

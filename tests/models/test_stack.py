@@ -10,6 +10,7 @@ from flax import nnx
 from nnxtrain.axes import axes_of
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.nn.dropout import KeepAll
+from nnxtrain.optim.optimizers import is_decayed
 from tests.support import (
     QUICKLY,
     assert_trees_close,
@@ -121,7 +122,7 @@ def test_recomputation_outside_of_a_loop_is_kept_from_being_merged(layout, unrol
 
 
 def test_every_parameter_carries_one_axis_name_a_dimension():
-    """Sharding and weight decay read these names."""
+    """Sharding and weight decay read these names; stacked norms are no matrices (B37)."""
     for layout, pattern in itertools.product(("true", "false"), ("plain", "remainder")):
         program = tiny_program(f"model.scan_layers={layout}", "model.qk_norm=true", *PATTERNS[pattern])
         model = nnx.eval_shape(program.make_state).model
@@ -129,6 +130,7 @@ def test_every_parameter_carries_one_axis_name_a_dimension():
             axes = axes_of(parameter)
             assert len(axes) == len(parameter.shape), path
             assert (axes[0] == "layer") == ("layer" in path), path
+            assert is_decayed(axes) == (path[-1] != "scale"), path
 
 
 @pytest.mark.parametrize(
