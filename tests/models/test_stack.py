@@ -10,7 +10,7 @@ from flax import nnx
 from nnxtrain.axes import axes_of
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.nn.dropout import KeepAll
-from nnxtrain.optim.optimizers import is_decayed
+from nnxtrain.optim.groups import is_decayed
 from tests.support import (
     QUICKLY,
     assert_trees_close,

@@ -23,7 +23,7 @@ def push(state, seed: int, *, where: bool = True) -> None:
     numbers = np.random.default_rng(seed)
     params = nnx.state(state.model, state.optimizer.wrt)
     grads = jax.tree.map(lambda leaf: jnp.asarray(numbers.standard_normal(leaf.shape), jnp.float32), params)
-    state.apply_gradients(grads, where=jnp.array(where), counts=jnp.array(1))
+    state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(where), counts=jnp.array(1))
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

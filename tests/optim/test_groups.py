@@ -20,7 +20,7 @@ def update_of(*words: str):
     state = program.make_state()
     before = weights(state)
     grads = jax.tree.map(jnp.ones_like, nnx.state(state.model, state.optimizer.wrt))
-    state.apply_gradients(grads, where=jnp.array(True), counts=jnp.array(1))
+    state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(True), counts=jnp.array(1))
     return before, weights(state), state
 
 
@@ -48,7 +48,7 @@ def test_frozen_weights_keep_their_bytes_and_have_no_moments(layout, name):
     before = weights(state)
     grads = jax.tree.map(jnp.ones_like, nnx.state(state.model, state.optimizer.wrt))
     for _ in range(2):
-        state.apply_gradients(grads, where=jnp.array(True), counts=jnp.array(1))
+        state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(True), counts=jnp.array(1))
     after = weights(state)
     frozen = {path for path in before if "/attention/" in path or path.startswith("embedding/")}
     assert_trees_equal({path: after[path] for path in frozen}, {path: before[path] for path in frozen})

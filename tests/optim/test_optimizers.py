@@ -91,7 +91,7 @@ def trained(*words: str, scanned: bool, kind: str = "float32"):
     @jax.jit
     def step(arrays, grads):
         state = nnx.merge(graph, arrays)
-        state.apply_gradients(grads, where=jnp.array(True), counts=jnp.array(1))
+        state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(True), counts=jnp.array(1))
         return nnx.state(state)
 
     for seed in range(1, UPDATES + 1):
@@ -243,7 +243,7 @@ def decayed(program):
     state = program.make_state()
     before = weights(state)
     grads = jax.tree.map(jnp.ones_like, nnx.state(state.model, nnx.Param))
-    state.apply_gradients(grads, where=jnp.array(True), counts=jnp.array(1))
+    state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(True), counts=jnp.array(1))
     return before, weights(state)
 
 

@@ -8,9 +8,9 @@ from flax import nnx
 
 from nnxtrain.data.pipeline import Cut
 from nnxtrain.sharding.mesh import rows_sharding
-from nnxtrain.steps.accumulate import ACCUMULATORS
-from nnxtrain.steps.loss import make_loss_sum
-from tests.support import QUICKLY, assert_trees_close, random_batch, tiny_program
+from nnxtrain.steps.accumulate import scan
+from nnxtrain.types import LossParts
+from tests.support import QUICKLY, random_batch, tiny_program
 
 BFLOAT16 = ("model.dtype=bfloat16", "model.param_dtype=bfloat16")
 
@@ -21,32 +21,18 @@ def initial(program):
     return graph, jax.jit(lambda: nnx.state(program.make_state()), compiler_options=QUICKLY)()
 
 
-def sums_of(program, name: str):
-    """Returns `batch -> loss parts and gradient sums` of the initial model."""
-    loss_sum = make_loss_sum(z_loss=0.0, dropout=0.0, chunks=1)
-    graph, params, rest = nnx.split(nnx.merge(*initial(program)).model, nnx.Param, ...)
-
-    def loss_of(params, one):
-        return loss_sum(nnx.merge(graph, params, rest), one, jax.random.key(0))
-
-    def sums(params, batch):
-        parts, grads = ACCUMULATORS[name](loss_of, params, batch)
-        return parts, nnx.to_pure_dict(grads)
-
-    compiled = jax.jit(sums, compiler_options=QUICKLY)
-    return lambda batch: compiled(params, batch)
-
-
 def test_sums_are_float32_whatever_weights_and_computation_are():
-    """A running sum in bfloat16 keeps eight bits, and loses what each further microbatch adds."""
-    program = tiny_program(*BFLOAT16, "model.layers=1", "batch.accum_steps=8")
-    batch = random_batch(accum_steps=8)
-    parts, grads = sums_of(program, "scan")(batch)
-    assert {leaf.dtype for leaf in jax.tree.leaves((parts, grads))} == {jnp.dtype("float32")}
-    sums_of_one = sums_of(program, "one_pass")
-    each = [sums_of_one({name: leaf[k : k + 1] for name, leaf in batch.items()}) for k in range(8)]
-    want = jax.tree.map(lambda *leaves: np.sum(np.array(leaves, np.float64), axis=0), *each)
-    assert_trees_close((parts, grads), want, rtol=1e-6)
+    """A running sum in bfloat16 keeps eight bits: 256 and then 1 seven times would stay 256."""
+    parts = np.array([256, 1, 1, 1, 1, 1, 1, 1], np.float32)
+
+    def loss_of(params, microbatch):
+        loss = jnp.sum(params["weight"] * microbatch["part"].astype(jnp.bfloat16)).astype(jnp.float32)
+        return loss, LossParts(jnp.ones((), jnp.float32), {"loss": (loss, jnp.ones((), jnp.float32))})
+
+    found, grads = scan(loss_of, {"weight": jnp.ones((), jnp.bfloat16)}, {"part": parts[:, None]})
+    assert {leaf.dtype for leaf in jax.tree.leaves((found, grads))} == {jnp.dtype("float32")}
+    assert grads["weight"] == found.sums["loss"][0] == 263
+    assert found.targets == 8
 
 
 @pytest.mark.parametrize(

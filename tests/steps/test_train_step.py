@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnxtrain.nn.dropout import KeepAll
-from tests.support import UNEVEN, assert_trees_close, assert_trees_equal, random_batch, tiny_program, weights
+from tests.support import QUICKLY, UNEVEN, assert_trees_close, assert_trees_equal, random_batch, tiny_program, weights
 
 SGD = ("optimizer.name=sgd", "optimizer.learning_rate=0.5", "schedule.name=constant", "optimizer.weight_decay=0")
 
@@ -14,8 +14,8 @@ SGD = ("optimizer.name=sgd", "optimizer.learning_rate=0.5", "schedule.name=const
 def one_update(*words: str, batch=None, accum_steps: int = 1, steps: int = 1):
     """Returns weights and last metrics after `steps` updates on one batch."""
     program = tiny_program(*words, f"batch.accum_steps={accum_steps}")
-    step = jax.jit(program.train_step)
-    state = jax.jit(program.make_state)()
+    step = jax.jit(program.train_step, compiler_options=QUICKLY)
+    state = jax.jit(program.make_state, compiler_options=QUICKLY)()
     batch = random_batch(accum_steps=accum_steps) if batch is None else batch
     for _ in range(steps):
         state, metrics = step(state, batch)
