@@ -235,6 +235,7 @@ class _Run:
             state = self.engine.state()
             with closing(self.weights_source()) as store:
                 step = load_weights(store, state, self.config.checkpoint, wanted=self.wanted())
+            state.begin_optimizer(state.optimizer.tx)
             self.console.say(f"weights  of {store.folder.parent}, step {step}")
         state.guard.release()
         self.engine.load(jax.device_put(state, self.program.state_sharding))

@@ -59,9 +59,13 @@ class TrainStateNNX(nnx.Module):
 
     def __init__(self, model: nnx.Module, transform: optax.GradientTransformation):
         self.model = model
-        self.optimizer = nnx.Optimizer(model, transform, wrt=is_trained)
+        self.begin_optimizer(transform)
         self.step = Count(jnp.zeros((), jnp.int32))
         self.guard = Guard()
+
+    def begin_optimizer(self, transform: optax.GradientTransformation) -> None:
+        """Makes the optimizer's state anew for the weights as they are: some rules keep weights of their own."""
+        self.optimizer = nnx.Optimizer(self.model, transform, wrt=is_trained)
 
     @jax.named_scope("optimizer")
     def apply_gradients(self, grads: nnx.State, *, scale: jax.Array, where: jax.Array, counts: jax.Array) -> None:

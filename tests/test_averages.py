@@ -107,3 +107,12 @@ def test_twenty_five_and_twenty_five_are_fifty(run, tmp_path):
     (got, want) = ([(row["step"], row["loss"]) for row in rows_of(place)] for place in (tmp_path / "tiny", folder))
     assert got == want
     assert rows_of(tmp_path / "tiny", "eval")[-1] == rows_of(folder, "eval")[-1]
+
+
+def test_a_run_that_starts_from_the_weights_of_another_averages_those(run, tmp_path, capsys):
+    """An average that still holds the first random weights, or a buffer that is given away twice, fails here."""
+    words, folder = run
+    start = loss_of(capsys, folder, "optimizer.name=adamw", "optimizer.ema=null")
+    words = (*words, f"output_dir={tmp_path}", "optimizer.learning_rate=0", "steps=2")
+    assert guarded(train, [*words, f"checkpoint.init_from={folder}"]) == 0
+    assert rows_of(tmp_path / "tiny", "eval")[-1]["loss"] == pytest.approx(start, abs=1e-5)

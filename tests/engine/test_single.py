@@ -67,6 +67,8 @@ def test_every_optimizer_is_compiled_once_and_donated(words):
     """A weak type or a moment that changes its type compiles again; z that is the weights is given away twice (B48)."""
     log = CompileLog()
     engine = started(tiny_program(*words, "model.layers=1", "model.embed=32"))
+    places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine.state())]
+    assert len(set(places)) == len(places)
     kinds = [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(engine.state())]
     for seed in range(3):
         before = jax.tree.leaves(engine.state())
