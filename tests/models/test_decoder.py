@@ -10,13 +10,15 @@ from nnxtrain.config.presets import PRESETS
 from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.steps.loss import token_sums
-from tests.support import random_batch, tiny, tiny_program
+from tests.support import QUICKLY, initial_state, random_batch, tiny, tiny_program
 from tools.remat_table import product_flops
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def scores_of(program):
     """Returns a model and its scores of a random batch, `[b s v]`."""
-    model = program.make_state().model
+    model = initial_state(program).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     return model, model.logits(model.hidden(batch, KeepAll()))
 
@@ -59,8 +61,10 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights_and_scores():
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     assert model.hidden(batch, KeepAll()).dtype == jnp.bfloat16
-    _, want = jax.jit(tiny_program().train_step)(tiny_program().make_state(), random_batch())
-    _, got = jax.jit(program.train_step)(program.make_state(), random_batch())
+    _, want = jax.jit(tiny_program().train_step, compiler_options=QUICKLY)(
+        initial_state(tiny_program()), random_batch()
+    )
+    _, got = jax.jit(program.train_step, compiler_options=QUICKLY)(initial_state(program), random_batch())
     assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-2)
 
 
@@ -100,7 +104,7 @@ def test_flops_per_token_are_three_times_the_products_of_the_forward_pass():
     expected = config.layers * (64 * 16 * 2 * (4 + 2) + 3 * 64 * 192) + 64 * 256
     assert weights == expected
     assert flops_per_token(config, 32) == 6 * (weights + config.layers * 32 * 4 * 16)
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     jaxpr = jax.make_jaxpr(lambda batch: model.logits(model.hidden(batch, KeepAll())))(batch)
     attention = config.layers * 2 * 2 * 8 * 32 * 32 * 4 * 16  # scores and sums, not halved

@@ -15,11 +15,14 @@ from tests.support import (
     QUICKLY,
     assert_trees_close,
     assert_trees_equal,
+    initial_state,
     pure_step,
     random_batch,
     tiny_program,
     weights,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def state_of(*words: str):
@@ -162,7 +165,7 @@ def test_a_layer_is_of_the_kind_that_the_pattern_says():
 
 def test_hidden_is_causal():
     """A later token must not reach an earlier activation."""
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     before = model.hidden(batch, KeepAll())
     changed = {**batch, "inputs": np.array(batch["inputs"])}

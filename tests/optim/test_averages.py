@@ -8,7 +8,9 @@ from flax import nnx
 
 from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.optim.optimizers import OPTIMIZERS
-from tests.support import assert_trees_equal, random_batch, tiny_program, weights
+from tests.support import QUICKLY, assert_trees_equal, initial_state, random_batch, tiny_program, weights
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 SMALL = ("model.layers=1", "model.embed=16", "model.heads=2", "model.mlp=16", "schedule.name=constant")
 
@@ -30,7 +32,7 @@ def push(state, seed: int, *, where: bool = True) -> None:
 def test_the_average_is_the_documented_sum(kind):
     """The weights that the run starts from have no part; a step that is left out moves nothing."""
     program = tiny_program(*SMALL, "optimizer.ema=0.7", "optimizer.learning_rate=0.1", f"model.param_dtype={kind}")
-    state = program.make_state()
+    state = initial_state(program)
     start = weights(state)
     for path, weight in average_of(state).items():
         np.testing.assert_array_equal(weight, start[path].astype(np.float32))
@@ -53,7 +55,7 @@ def test_training_does_not_see_the_average():
     """A model that is trained on with its averages is another run."""
     after = []
     for words in ((), ("optimizer.ema=0.9",)):
-        state = tiny_program(*SMALL, *words).make_state()
+        state = initial_state(tiny_program(*SMALL, *words))
         for seed in range(3):
             push(state, seed)
             evaluation_model(state)
@@ -64,7 +66,7 @@ def test_training_does_not_see_the_average():
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"schedule_free_adamw"}))
 def test_without_an_average_the_weights_are_those_that_were_trained(name):
     """The same arrays, so that an evaluation costs no memory."""
-    state = tiny_program(*SMALL, f"optimizer.name={name}").make_state()
+    state = initial_state(tiny_program(*SMALL, f"optimizer.name={name}"))
     push(state, 0)
     model = evaluation_model(state)
     for one, other in zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(state.model)), strict=True):
@@ -75,8 +77,8 @@ def test_without_an_average_the_weights_are_those_that_were_trained(name):
 def test_a_spike_that_is_left_out_leaves_the_average(words):
     """The guard inside the step must hold for averages as for moments."""
     program = tiny_program(*SMALL, *words, "debug.on_nonfinite=skip")
-    step = jax.jit(program.train_step)
-    state, _ = step(program.make_state(), random_batch())
+    step = jax.jit(program.train_step, compiler_options=QUICKLY)
+    state, _ = step(initial_state(program), random_batch())
     before, opt_state = average_of(state), jax.device_get(jax.tree.leaves(nnx.state(state.optimizer)))
     state, metrics = step(state, random_batch(targets=(0,) * 8))
     assert metrics["skipped"]

@@ -9,7 +9,9 @@ from flax import nnx
 from nnxtrain.axes import axes_of
 from nnxtrain.errors import ConfigError
 from nnxtrain.optim.groups import is_decayed
-from tests.support import assert_trees_equal, random_batch, tiny_program, weights
+from tests.support import QUICKLY, assert_trees_equal, initial_state, random_batch, tiny_program, weights
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 PLAIN = ("optimizer.name=sgd", "schedule.name=constant", "optimizer.clip_norm=null", "model.layers=2")
 
@@ -17,7 +19,7 @@ PLAIN = ("optimizer.name=sgd", "schedule.name=constant", "optimizer.clip_norm=nu
 def update_of(*words: str):
     """Returns the weights before and after an update with gradients of 1, and the state."""
     program = tiny_program(*PLAIN, "optimizer.learning_rate=0.5", *words)
-    state = program.make_state()
+    state = initial_state(program)
     before = weights(state)
     grads = jax.tree.map(jnp.ones_like, nnx.state(state.model, state.optimizer.wrt))
     state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(True), counts=jnp.array(1))
@@ -43,7 +45,7 @@ def test_frozen_weights_keep_their_bytes_and_have_no_moments(layout, name):
     words = (f"optimizer.name={name}", f"model.scan_layers={layout}", "optimizer.weight_decay=0.5")
     words = (*words, "model.layers=2", "optimizer.groups=stack/layer/attention/* freeze,embedding/* freeze")
     program = tiny_program(*words)
-    state = program.make_state()
+    state = initial_state(program)
     state.model.embedding.table[...] = state.model.embedding.table[...].at[0].set(-0.0)
     before = weights(state)
     grads = jax.tree.map(jnp.ones_like, nnx.state(state.model, state.optimizer.wrt))
@@ -62,9 +64,9 @@ def test_the_norm_is_that_of_the_trained_gradients():
     """Frozen weights that count in the norm would shrink the updates of all others when it clips."""
     words = (*PLAIN, "model.layers=1", "model.embed=32", "optimizer.weight_decay=0", "optimizer.learning_rate=1")
     program = tiny_program(*words, "optimizer.groups=embedding/* freeze,stack/* freeze,norm/* freeze")
-    state = program.make_state()
+    state = initial_state(program)
     before = weights(state)
-    state, metrics = jax.jit(program.train_step)(state, random_batch())
+    state, metrics = jax.jit(program.train_step, compiler_options=QUICKLY)(state, random_batch())
     moved = {path: before[path] - after for path, after in weights(state).items()}
     assert [path for path in moved if np.any(moved[path])] == ["head/table"]
     assert float(metrics["grad_norm"]) == pytest.approx(np.linalg.norm(moved["head/table"]), rel=1e-4)
@@ -106,5 +108,5 @@ def test_decay_follows_logical_axes(axes, decayed):
 
 def test_the_table_of_tokens_is_decayed():
     """Documented in `optimizer.weight_decay`."""
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     assert is_decayed(axes_of(model.embedding.table))

@@ -10,7 +10,9 @@ from nnxtrain.config.load import load
 from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.optim.optimizers import OPTIMIZERS, make_optimizer
 from nnxtrain.state import TrainStateNNX
-from tests.support import ROOT, random_batch, tiny_program, weights
+from tests.support import QUICKLY, ROOT, initial_state, random_batch, tiny_program, weights
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 UPDATES = 4
 RATES = (0.01, 0.02, 0.005, 0.03)
@@ -243,7 +245,7 @@ def test_moments_of_narrow_weights_are_float32(name, scanned):
 
 def decayed(program):
     """Returns the weights of a program before and after one update by gradients of 1."""
-    state = program.make_state()
+    state = initial_state(program)
     before = weights(state)
     grads = jax.tree.map(jnp.ones_like, nnx.state(state.model, nnx.Param))
     state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(True), counts=jnp.array(1))
@@ -271,7 +273,7 @@ def test_rules_that_see_shapes_train_a_scanned_model_as_an_unrolled_one(name):
     after = []
     for layout in ("true", "false"):
         program = tiny_program(*words, f"model.scan_layers={layout}", "optimizer.learning_rate=0.01")
-        state, step = program.make_state(), jax.jit(program.train_step)
+        state, step = initial_state(program), jax.jit(program.train_step, compiler_options=QUICKLY)
         for seed in range(3):
             state, _ = step(state, random_batch(seed=seed))
         after.append(weights(state))
