@@ -45,6 +45,7 @@ MAXTEXT_KEYS = {
     "profiler_steps": "profile.active",
     "remat_policy": "remat.policy",
     "rope_max_timescale": "model.rope_theta",
+    "sliding_window_size": "model.window",
     "skip_first_n_steps_for_profiler": "profile.skip_first",
     "tokenizer_type": "data.tokenizer",
     "use_qk_norm": "model.qk_norm",
