@@ -3,10 +3,8 @@
 import json
 from contextlib import closing
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.build import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
@@ -19,26 +17,11 @@ from nnxtrain.train import main as train
 from tests.support import TINY, assert_trees_equal, rows_of
 from tools.convert_checkpoint import main as convert
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SMALL = ("mesh.data=1", "model.layers=2", "model.embed=32", "batch.sequence=16", "generate.tokens=8")
 OFTEN = ("schedule.name=constant", "optimizer.learning_rate=1e-2", "checkpoint.every_steps=25", "eval.max_batches=4")
 AVERAGES = {"schedule_free": ("optimizer.name=schedule_free_adamw",), "ema": ("optimizer.ema=0.95",)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_compiles(tmp_path_factory):
-    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
-    words = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: jax.config.values[name] for name in words}
-    for name, value in words.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module", params=AVERAGES)

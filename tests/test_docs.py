@@ -17,6 +17,8 @@ from tools.convert_checkpoint import main as convert_checkpoint
 from tools.kill_test import main as kill_test
 from tools.remat_table import main as remat_table
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
 MODULES = {"train": train, "generate": generate, "evaluate": evaluate, "profiling": profiling}

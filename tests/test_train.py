@@ -12,6 +12,8 @@ from nnxtrain.config.command import guarded
 from nnxtrain.train import main
 from tests.support import TINY, rows_of, run_module
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -130,7 +132,14 @@ def test_a_second_start_says_that_the_run_is_finished(finished):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "train.log", "metrics.jsonl", "samples"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensorboard",
+        "train.log",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("metrics.jsonl", "samples")),
+    ],
+)
 def test_a_stranger_in_the_run_directory_is_named(tmp_path, name, capsys):
     """A file where a folder belongs, or the other way round, ends with its path, not with a traceback."""
     stranger = tmp_path / "tiny" / name

@@ -60,8 +60,16 @@ def test_an_update_needs_no_second_copy_of_the_state(scanned):
     assert memory.temp_size_in_bytes < 2.1 * weights_bytes
 
 
+OTHERS = {"adafactor", "lion", "sgd"}  # their state is like that of another; `-m slow` has them
+
+
 @pytest.mark.parametrize(
-    "words", [(f"optimizer.name={name}",) for name in sorted(OPTIMIZERS)] + [("optimizer.ema=0.9",)]
+    "words",
+    [
+        pytest.param((f"optimizer.name={name}",), marks=[pytest.mark.slow] if name in OTHERS else [])
+        for name in sorted(OPTIMIZERS)
+    ]
+    + [("optimizer.ema=0.9",)],
 )
 def test_every_optimizer_is_compiled_once_and_donated(words):
     """A weak type or a moment that changes its type compiles again; z that is the weights is given away twice (B48)."""

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.build import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
@@ -21,6 +20,8 @@ from nnxtrain.execute import execute
 from nnxtrain.profiling.program import origins
 from nnxtrain.profiling.trace import digest_of, trace_files
 from tests.support import TINY, rows_of, run_module
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 SMALL = (
     "mesh.data=1", "model.layers=1", "model.embed=32", "batch.sequence=16", "generate.tokens=1", "batch.accum_steps=4",
@@ -32,23 +33,6 @@ PARTS = {
     "embedding", "layer/norm", "layer/attention/project", "layer/attention/project/rotate", "layer/attention/attend",
     "layer/mlp", "norm", "head", "loss", "accumulate", "grad_norm", "guard", "optimizer",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_compiles(tmp_path_factory):
-    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
-    words = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: jax.config.values[name] for name in words}
-    for name, value in words.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def train(place, *words: str, code: int = 0, on_trace_ready=None) -> Path:
