@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnxtrain.checkpoint.saver import Wanted
 from nnxtrain.compile.chips import peak_flops
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
@@ -21,7 +22,7 @@ from nnxtrain.evaluation import Evaluation, evaluate
 from nnxtrain.lookup import lookup
 from nnxtrain.metrics import Scale
 from nnxtrain.models.flops import flops_per_token
-from nnxtrain.models.remat import HOST, make_wrap, offloaded, policy_of
+from nnxtrain.models.remat import can_offload, make_wrap, offloaded, policy_of
 from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
 from nnxtrain.optim.groups import freeze
@@ -71,6 +72,11 @@ class Program:
     def abstract_state(self) -> TrainStateNNX:
         """Returns the state as modules of shapes and types."""
         return nnx.eval_shape(self.make_state)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What this program asks of a checkpoint."""
+        return Wanted(self.abstract_state, self.state_sharding, self.tokenizer.fingerprint, self.config.batch.sequence)
 
     def make_engine(self) -> SingleEngine:
         """Compiles the step; `initialise` or `load` then gives the engine its state.
@@ -265,11 +271,6 @@ def _devices(platform: str) -> list[jax.Device]:
     except (RuntimeError, AssertionError) as error:  # jax asserts that a GPU plugin is there
         reason = str(error).splitlines()[0] if str(error) else "no such device is here"
         raise ConfigError(f"debug.platform={platform}: {reason}") from error
-
-
-def can_offload(device: jax.Device) -> bool:
-    """Tells whether there is host memory apart from the device's own; the compiler of the CPU drops such moves."""
-    return device.platform != "cpu" and HOST in (memory.kind for memory in device.addressable_memories())
 
 
 def _compute_type(name: str) -> jnp.dtype:

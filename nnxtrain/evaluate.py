@@ -1,13 +1,12 @@
 """`python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]`: the loss of a run on its held-out sets."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, parse, run, traced
+from nnxtrain.config.command import choose_platform, make_parser, parse, run, traced
 from nnxtrain.config.load import load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
@@ -25,13 +24,7 @@ Prints one JSON object a set. Nothing in the run directory changes.
 
 def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
     """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nnxtrain.evaluate",
-        description="Evaluates the newest weights of a run on every held-out set.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("evaluate", "Evaluates the newest weights of a run on every held-out set.", epilog=EPILOG)
     parser.add_argument(
         "run", metavar="RUN_DIR|CONFIG.yml", help="a run, or the configuration that it was started with"
     )
@@ -56,7 +49,7 @@ def evaluate_run(config: Config, folder: Path, tables: "Tables | None") -> int:
     """
     from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
     from nnxtrain.cache import use_compilation_cache
-    from nnxtrain.checkpoint.saver import Wanted, read_to_evaluate
+    from nnxtrain.checkpoint.saver import read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.run.directory import finite
     from nnxtrain.tables import BUILT_IN
@@ -66,11 +59,8 @@ def evaluate_run(config: Config, folder: Path, tables: "Tables | None") -> int:
     data = open_data(program)
     if not data.dataset.held_out:
         raise ConfigError("there is no held-out set; data.validation_path names one")
-    wanted = Wanted(
-        program.abstract_state, program.state_sharding, program.tokenizer.fingerprint, config.batch.sequence
-    )
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        step, model = read_to_evaluate(store, wanted, averages=config.optimizer.averages)
+        step, model = read_to_evaluate(store, program.wanted, averages=config.optimizer.averages)
     for name, evaluate in make_evaluators(data, bind_to(model)).items():
         if (result := evaluate(lambda: False)) is not None:
             print(json.dumps(finite({"step": step, "name": name, **result._asdict()})))

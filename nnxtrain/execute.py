@@ -13,7 +13,7 @@ from jax.profiler import annotate_function
 
 from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
 from nnxtrain.cache import use_compilation_cache
-from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, find_weights, load_weights, restore_run
+from nnxtrain.checkpoint.saver import Moment, Saver, find_weights, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import all_finite
 from nnxtrain.config.load import as_mapping, differences, to_yaml
@@ -163,7 +163,7 @@ class _Run:
             with closing(self.weights_source()) as source:
                 if not source.steps():
                     raise ConfigError(f"checkpoint.init_from={config.checkpoint.init_from}: no checkpoint is there")
-                find_weights(source, config.checkpoint, self.wanted())  # refuses before anything is written
+                find_weights(source, config.checkpoint, self.program.wanted)  # refuses before anything is written
         self.summary |= {"step": done, "resumed_from": done if state is not None else None}
         self.total = self.data.steps(done, self.position)
         if windows := say_windows(config.profile, start=done, total=self.total):
@@ -203,7 +203,7 @@ class _Run:
 
     def restore(self, resume: str) -> tuple[TrainStateNNX | None, int]:
         """Reads the checkpoint to go on from; returns its state, or None, and the steps that are behind."""
-        found = restore_run(self.store, self.wanted(), resume=resume, say=self.console.say)
+        found = restore_run(self.store, self.program.wanted, resume=resume, say=self.console.say)
         if found is None:
             return None, 0
         saved, state = found
@@ -234,17 +234,11 @@ class _Run:
                 return
             state = self.engine.state()
             with closing(self.weights_source()) as store:
-                step = load_weights(store, state, self.config.checkpoint, wanted=self.wanted())
+                step = load_weights(store, state, self.config.checkpoint, wanted=self.program.wanted)
             state.begin_optimizer(state.optimizer.tx)
             self.console.say(f"weights  of {store.folder.parent}, step {step}")
         state.guard.release()
         self.engine.load(jax.device_put(state, self.program.state_sharding))
-
-    def wanted(self) -> Wanted:
-        """Returns what the run asks of a checkpoint."""
-        program = self.program
-        fingerprint, sequence = program.tokenizer.fingerprint, self.config.batch.sequence
-        return Wanted(program.abstract_state, program.state_sharding, fingerprint, sequence)
 
     def weights_source(self) -> CheckpointStore:
         """Opens the checkpoints that `checkpoint.init_from` names."""

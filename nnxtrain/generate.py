@@ -1,13 +1,12 @@
 """`python -m nnxtrain.generate RUN_DIR [key=val ...]`: text from the newest weights of a run."""
 
-import argparse
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, parse, run, traced
+from nnxtrain.config.command import choose_platform, make_parser, parse, run, traced
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import list_keys, load
 from nnxtrain.config.schema import Config
@@ -28,13 +27,7 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
     """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     keys = "\n".join(f"  {path.removeprefix('generate.'):14}{doc} (default {default})"
                      for path, _, default, doc in list_keys("generate."))  # fmt: skip
-    parser = argparse.ArgumentParser(
-        prog="python -m nnxtrain.generate",
-        description="Writes text with the newest weights of a run.",
-        epilog=EPILOG + keys,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("generate", "Writes text with the newest weights of a run.", epilog=EPILOG + keys)
     parser.add_argument("run", metavar="RUN_DIR", help="directory of a run, such as runs/quickstart")
     parser.add_argument(
         "words", nargs="*", metavar="key=val", help="how to write; other keys of the run as section.key=val"
@@ -60,17 +53,14 @@ def write_text(folder: Path, config: Config, tables: "Tables | None") -> str:
     """
     from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
     from nnxtrain.cache import use_compilation_cache
-    from nnxtrain.checkpoint.saver import Wanted, read_to_evaluate
+    from nnxtrain.checkpoint.saver import read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.tables import BUILT_IN
 
     program = make_program(on_one_device(config), tables=tables or BUILT_IN)
     use_compilation_cache(config)
-    wanted = Wanted(
-        program.abstract_state, program.state_sharding, program.tokenizer.fingerprint, config.batch.sequence
-    )
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        _, model = read_to_evaluate(store, wanted, averages=config.optimizer.averages)
+        _, model = read_to_evaluate(store, program.wanted, averages=config.optimizer.averages)
     return make_writer(config, program.tokenizer, bind_to(model))()
 
 

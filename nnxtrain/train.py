@@ -1,6 +1,5 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
-import argparse
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from nnxtrain.config.command import (
     choose_platform,
     leave_on_signals,
     load_config,
+    make_parser,
     parse,
     print_config,
     run,
@@ -49,13 +49,7 @@ exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite
 def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
     """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     began = time.monotonic()
-    parser = argparse.ArgumentParser(
-        prog="python -m nnxtrain.train",
-        description="Trains a language model.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("train", "Trains a language model.", epilog=EPILOG)
     parser.add_argument(
         "config", nargs="?", metavar="CONFIG.yml", help="configuration; lists what differs from defaults"
     )

@@ -1,5 +1,7 @@
 """The programs of docs/extending.md: each adds one entry from outside the package, and it is the one that runs."""
 
+import functools
+import json
 import re
 import runpy
 import sys
@@ -7,6 +9,10 @@ import sys
 import pytest
 
 from nnxtrain.config.command import guarded
+from nnxtrain.evaluate import main as evaluate
+from nnxtrain.generate import main as generate
+from nnxtrain.models.decoder import MODELS
+from nnxtrain.tables import Tables
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of
 
@@ -71,6 +77,20 @@ def test_a_run_with_an_entry_of_ones_own_is_known_when_it_is_started_again(run, 
     assert run(PROGRAMS[word], word, "steps=1") == 0
     assert "is finished" in capsys.readouterr().out
     assert guarded(main, [str(TINY), f"output_dir={tmp_path}", word]) == 2
+
+
+def test_such_a_run_is_evaluated_and_written_from_with_the_same_tables(run, tmp_path, capsys):
+    """The page says so; the built-in model has other scores."""
+    word = "model.name=scaled"
+    assert run(PROGRAMS[word], word) == 0
+    made = runpy.run_path(str(tmp_path / "mine.py"), run_name="mine")
+    tables = Tables(models=MODELS | {"scaled": made["ScaledHead"]})
+    folder = tmp_path / "tiny"
+    capsys.readouterr()
+    assert guarded(functools.partial(evaluate, tables=tables), [str(folder)]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(rows_of(folder, "eval")[-1]["loss"], rel=1e-6)
+    assert guarded(functools.partial(generate, tables=tables), [str(folder)]) == 0
+    assert capsys.readouterr().out == next((folder / "samples").iterdir()).read_text()
 
 
 def test_a_misspelt_name_is_refused_with_the_entries_of_ones_own(run, capsys):

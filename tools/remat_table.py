@@ -165,22 +165,13 @@ def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
 
 def temp_bytes(config: Config) -> int | None:
     """Returns the bytes of the temporaries of the compiled step; None where nothing can offload as its policy asks."""
-    import jax
-    from flax import nnx
-
-    from nnxtrain.build import can_offload, make_program, on_one_device
+    from nnxtrain.build import make_program, on_one_device
+    from nnxtrain.models.remat import can_offload
 
     program = make_program(on_one_device(config))
     if program.offloaded and not can_offload(program.mesh.devices.flat[0]):
         return None
-    graph, state = nnx.split(program.abstract_state())
-
-    def step(state: nnx.State, batch: Any) -> Any:
-        after, metrics = program.train_step(nnx.merge(graph, state), batch)
-        return nnx.state(after), metrics
-
-    analysis = jax.jit(step, donate_argnums=0).lower(state, program.batch_spec()).compile().memory_analysis()
-    return analysis and analysis.temp_size_in_bytes
+    return program.make_engine().memory().temp_size_in_bytes
 
 
 def _traced(config: Config, function: Any) -> Any:

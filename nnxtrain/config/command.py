@@ -18,6 +18,17 @@ from nnxtrain.config.schema import Config
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
 
 
+def make_parser(name: str, description: str, *, epilog: str) -> argparse.ArgumentParser:
+    """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m nnxtrain.{name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parses words and flags in any order; a flag that does not exist is refused with the way to write a key."""
     arguments, unknown = parser.parse_known_intermixed_args(argv)

@@ -76,3 +76,8 @@ def verdict(policy: RematPolicy, tag: str) -> Any:
 def offloaded(policy: RematPolicy | None) -> list[str]:
     """Returns the tags that `policy` moves to host memory."""
     return [tag for tag in tags.TAGS if policy and isinstance(verdict(policy, tag), Offloadable)]
+
+
+def can_offload(device: jax.Device) -> bool:
+    """Tells whether there is host memory apart from the device's own; the compiler of the CPU drops such moves."""
+    return device.platform != "cpu" and HOST in (memory.kind for memory in device.addressable_memories())

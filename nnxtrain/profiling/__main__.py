@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnxtrain.config.command import run
+from nnxtrain.config.command import make_parser, run
 from nnxtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ DIR is a run, a window, the folder of one process, or any folder that traces (*.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nnxtrain.profiling",
-        description="Says what traces say: time per step, annotations, parts of the model, operations.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = make_parser(
+        "profiling", "Says what traces say: time per step, annotations, parts of the model, operations.", epilog=EPILOG
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|merge|compare")
     show = commands.add_parser("show", help="the figures of every trace at DIR")

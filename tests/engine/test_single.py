@@ -60,7 +60,7 @@ def test_an_update_needs_no_second_copy_of_the_state(scanned):
     assert memory.temp_size_in_bytes < 2.1 * weights_bytes
 
 
-OTHERS = {"adafactor", "lion", "sgd"}  # their state is like that of another; `-m slow` has them
+OTHERS = {"lion", "sgd"}  # their state is a part of that of adamw; `-m slow` has them
 
 
 @pytest.mark.parametrize(

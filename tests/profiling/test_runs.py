@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from benchmarks.annotations import NAMES
 from nnxtrain.build import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.config.load import load
@@ -137,6 +138,7 @@ def test_annotations_name_what_the_host_does(traced):
     (file,) = trace_files(traced / "profile" / "step_00000008")
     calls = {total.name: total.calls for total in digest_of(file).annotations}
     assert calls == {"train": 2, "data_wait": 2, "baseline_cycle": 2, "metrics_wait": 2, "log": 2, "eval": 1}
+    assert set(calls) == {"train", "eval", *NAMES}  # the benchmark pays for what a step enters
 
 
 def test_compiled_code_is_named_as_the_model(traced):
