@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: train test slow lint clean
 
@@ -9,10 +10,10 @@ train: $(VENV)/.plot
 	$(RUN) -m nnxtrain.train configs/quickstart.yml
 
 test: $(VENV)/.test
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(SIDE_BY_SIDE)
 
 slow: $(VENV)/.test
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -m slow $(SIDE_BY_SIDE)
 
 lint: $(VENV)/.dev
 	$(RUN) -m ruff format --check .

@@ -17,12 +17,12 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 
+from benchmarks.figures import spread, write_report  # noqa: E402
 from nnxtrain.build import make_program, open_data  # noqa: E402
 from nnxtrain.checkpoint.store import CheckpointStore  # noqa: E402
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.data.pipeline import START  # noqa: E402
 from nnxtrain.describe import checkpoint_meta  # noqa: E402
@@ -63,15 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         batches.close()
     report = {"state_bytes": size, "rounds": own["rounds"]} | {name: spread(values) for name, values in times.items()}
     print(json.dumps(report, indent=2))
-    if own["report"]:
-        Path(own["report"]).write_text(json.dumps(report, indent=2) + "\n")
+    write_report(report, own["report"])
     return 0
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Returns median, p10 and p90."""
-    return {name: float(np.percentile(values, share)) for name, share in (("median", 50), ("p10", 10), ("p90", 90))}
-
-
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

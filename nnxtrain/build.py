@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,21 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnxtrain.checkpoint.saver import Wanted
 from nnxtrain.compile.chips import peak_flops
 from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
-from nnxtrain.data.sources import DATASETS, RowSpec, make_tokenizer
-from nnxtrain.engine.single import ENGINES, SingleEngine
+from nnxtrain.data.sources import RowSpec, make_tokenizer
+from nnxtrain.engine.single import SingleEngine
 from nnxtrain.errors import ConfigError
 from nnxtrain.evaluation import Evaluation, evaluate
 from nnxtrain.lookup import lookup
 from nnxtrain.metrics import Scale
-from nnxtrain.models.decoder import MODELS
 from nnxtrain.models.flops import flops_per_token
-from nnxtrain.models.remat import REMAT_POLICIES
+from nnxtrain.models.remat import can_offload, make_wrap, offloaded, policy_of
 from nnxtrain.models.sample import make_sampler
 from nnxtrain.nn.param import Precision
+from nnxtrain.optim.groups import freeze
 from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.audit import check_replication
@@ -34,12 +35,12 @@ from nnxtrain.sharding.mesh import make_mesh
 from nnxtrain.sharding.rows import own_rows, put_rows, rows_sharding
 from nnxtrain.sharding.spread import spread_microbatches, spread_rows
 from nnxtrain.state import TrainStateNNX
-from nnxtrain.steps.accumulate import ACCUMULATORS
 from nnxtrain.steps.eval_step import make_eval_step
 from nnxtrain.steps.guard import make_judge
 from nnxtrain.steps.loss import make_loss_sum
 from nnxtrain.steps.train_step import make_train_step
-from nnxtrain.types import PRNG, Batch, Bind, Dataset, RngsAt, Tokenizer, TrainStep
+from nnxtrain.tables import BUILT_IN, Tables
+from nnxtrain.types import PRNG, Batch, Bind, Dataset, LossSum, RngsAt, Tokenizer, TrainStep
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Program:
     layout: MeshLayout
     make_state: Callable[[], TrainStateNNX]
     train_step: TrainStep
+    tables: Tables
+    offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
 
     @property
     def cut(self) -> Cut:
@@ -74,21 +77,37 @@ class Program:
         graph, state = nnx.split(nnx.eval_shape(self.make_state))
         return nnx.merge(graph, self.layout.state(state))
 
+    @property
+    def wanted(self) -> Wanted:
+        """What this program asks of a checkpoint."""
+        return Wanted(self.abstract_state, self.tokenizer.fingerprint, self.config.batch.sequence)
+
     def make_engine(self) -> SingleEngine:
-        """Compiles the step; `initialise` or `load` then gives the engine its state."""
-        engine = lookup(ENGINES, self.config.engine.name, key="engine.name")
+        """Compiles the step; `initialise` or `load` then gives the engine its state.
+
+        Raises:
+            ConfigError: the remat policy moves activations to host memory, and these devices have none.
+        """
+        device = self.mesh.devices.flat[0]
+        if self.offloaded and not can_offload(device):
+            what = f"{', '.join(self.offloaded)} to pinned host memory, which platform {device.platform} does not have"
+            raise ConfigError(f"remat.policy={self.config.remat.policy} moves {what}; save or recompute them")
+        engine = lookup(self.tables.engines, self.config.engine.name, key="engine.name")
         return engine(self.make_state, self.train_step, state=self.abstract_state(), batch=self.batch_spec())
 
 
 def make_program(
-    config: Config, *, devices: list[jax.Device] | None = None, models: Mapping[str, Any] = MODELS
+    config: Config,
+    *,
+    devices: list[jax.Device] | None = None,
+    tables: Tables = BUILT_IN,
 ) -> Program:
     """Returns the program of `config`; nothing is allocated or compiled.
 
     Args:
         config: of the run.
         devices: to work on; None for all of this process's backend.
-        models: the table that `model.name` is looked up in.
+        tables: what the names in `config` are looked up in.
 
     Raises:
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
@@ -98,12 +117,15 @@ def make_program(
         raise ConfigError(f"{key}: {problem}")
     layout = MeshLayout(mesh, config.mesh.rules)
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
-    schedule = make_schedule(config.schedule, peak=config.optimizer.learning_rate, steps=config.steps)
+    schedule = make_schedule(
+        config.schedule, peak=config.optimizer.learning_rate, steps=config.steps, table=tables.schedules
+    )
+    policy = policy_of(config.remat, tables.remat_policies)
     make_model = functools.partial(
-        lookup(models, config.model.name, key="model.name"),
-        config.model,
+        lookup(tables.models, config.model.name, key="model.name"),
+        replace(config.model, attention=config.attention),
         vocab=tokenizer.size,
-        wrap=_remat(config),
+        wrap=make_wrap(policy),
         layout=layout,
         precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),
         rngs_at=rngs_from(config.seed),
@@ -111,15 +133,16 @@ def make_program(
 
     def make_state() -> TrainStateNNX:
         model = make_model()
-        return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model))
+        freeze(model, config.optimizer)
+        return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model, table=tables.optimizers))
 
+    if config.optimizer.groups:
+        nnx.eval_shape(make_state)  # refuses patterns that match nothing, before a run writes anything
     name = config.batch.accumulator
     if name == "auto":
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"
-    accumulate = spread_microbatches(lookup(ACCUMULATORS, name, key="batch.accumulator"), layout)
-    loss_sum = make_loss_sum(
-        z_loss=config.loss.z_loss, dropout=config.model.dropout, chunks=config.loss_chunks, spread=spread_rows(layout)
-    )
+    accumulate = spread_microbatches(lookup(tables.accumulators, name, key="batch.accumulator"), layout)
+    loss_sum = loss_sum_of(config, layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
     judge = make_judge(
         skips=config.debug.on_nonfinite == "skip",
         spike_deviations=config.debug.spike_deviations,
@@ -127,10 +150,16 @@ def make_program(
         limit=config.debug.nonfinite_limit,
     )
     train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
-    program = Program(config, mesh, tokenizer, layout, make_state, train_step)
+    program = Program(config, mesh, tokenizer, layout, make_state, train_step, tables, offloaded(policy))
     weights = nnx.state(program.abstract_state().model, nnx.Param)
     check_replication(weights, layout, tolerance=config.mesh.replication_tolerance)
     return program
+
+
+def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: float) -> LossSum:
+    """Returns the loss of a microbatch, for training or, with 0 and 0, for evaluation."""
+    chunks, spread = config.loss_chunks, spread_rows(layout)
+    return make_loss_sum(z_loss=z_loss, dropout=dropout, chunks=chunks, spread=spread, pick=layout.pick)
 
 
 def on_one_device(config: Config) -> Config:
@@ -177,7 +206,7 @@ class Data:
         return asked if left is None else min(asked, done + left)
 
 
-def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Data:
+def open_data(program: Program) -> Data:
     """Opens the corpora, tokenising them if that was not done before.
 
     Raises:
@@ -186,7 +215,7 @@ def open_data(program: Program, *, datasets: Mapping[str, Any] = DATASETS) -> Da
     """
     config = program.config
     spec = RowSpec(config.batch.sequence, program.tokenizer, config.seed)
-    dataset = lookup(datasets, config.data.source, key="data.source")(config.data, spec)
+    dataset = lookup(program.tables.datasets, config.data.source, key="data.source")(config.data, spec)
     order = Order(config.seed, config.data.shuffle, config.data.epochs, config.data.drop_remainder)
     best = config.checkpoint.keep_best
     if best is not None and best not in dataset.held_out:
@@ -208,8 +237,7 @@ def make_scale(data: Data, *, steps: int) -> Scale:
 def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], bool]], Evaluation | None]]:
     """Returns for each held-out set what evaluates the model of `bind` on it, or returns None if it `stops`."""
     program, config = data.program, data.program.config
-    spread = spread_rows(program.layout)
-    eval_step = bind(make_eval_step(make_loss_sum(z_loss=0.0, dropout=0.0, chunks=config.loss_chunks, spread=spread)))
+    eval_step = bind(make_eval_step(loss_sum_of(config, program.layout, z_loss=0.0, dropout=0.0)))
 
     def evaluator(name: str) -> Callable[[Callable[[], bool]], Evaluation | None]:
         def run(stops: Callable[[], bool]) -> Evaluation | None:
@@ -262,14 +290,6 @@ def _devices(platform: str) -> list[jax.Device]:
     except (RuntimeError, AssertionError) as error:  # jax asserts that a GPU plugin is there
         reason = str(error).splitlines()[0] if str(error) else "no such device is here"
         raise ConfigError(f"debug.platform={platform}: {reason}") from error
-
-
-def _remat(config: Config) -> Callable[..., Any]:
-    if config.remat.policy == "none":
-        return lambda function: function
-    policy = lookup(REMAT_POLICIES, config.remat.policy, key="remat.policy")
-    # inside a scan the compiler cannot merge the second computation with the first; elsewhere it must be kept from it
-    return functools.partial(jax.checkpoint, policy=policy, prevent_cse=not config.model.scan_layers)
 
 
 def _compute_type(name: str) -> jnp.dtype:

@@ -14,18 +14,21 @@ from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
+from nnxtrain.profiling.schedule import say_windows
 from nnxtrain.sharding.audit import bytes_per_device, check_replication, parts_of
 from nnxtrain.sharding.layout import MeshLayout
+from nnxtrain.tables import Tables
 
 
-def dry_run(config: Config) -> int:
+def dry_run(config: Config, tables: Tables) -> int:
     """Prints parameters, tokens per step and bytes per device; returns the exit code.
 
     The mesh may be larger than this machine; that is said, not refused.
     """
     if config.data.source == "text":
         text_files(config.data)
-    program, layout, mesh = _planned(config)
+    program, layout, mesh = _planned(config, tables)
+    windows = say_windows(config.profile, start=0, total=config.steps) or "none (profile.enabled=false)"
     state = layout.state(nnx.state(nnx.eval_shape(program.make_state)))
     parts = parts_of(state["model"])
     count = sum(math.prod(part.shape) for part in parts)
@@ -44,7 +47,7 @@ def dry_run(config: Config) -> int:
         ("state per device", f"{_bytes(weights + moments)}: weights {_bytes(weights)}, optimizer {_bytes(moments)}"),
         ("gradients per device", _bytes(gradients)),
         ("batch per device", _bytes(batch / pieces)),
-        ("profile windows", "none (profile.enabled=false)"),
+        ("profile windows", windows),
     ):
         print(f"{name:22}{text}")
     print("parameter, [shape], mesh axes that cut its dimensions, bytes per device:")
@@ -53,15 +56,15 @@ def dry_run(config: Config) -> int:
     return 0
 
 
-def _planned(config: Config) -> tuple[Program, MeshLayout, str]:
+def _planned(config: Config, tables: Tables) -> tuple[Program, MeshLayout, str]:
     """Returns the program of a run, its layout, and its mesh in words; a mesh larger than this machine is abstract."""
     try:
-        program = make_program(config)
+        program = make_program(config, tables=tables)
     except ConfigError as error:
         sizes = {name: max(size, 1) for name, size in config.mesh.sizes().items()}
         if math.prod(sizes.values()) <= jax.device_count():
             raise
-        program = make_program(on_one_device(config))
+        program = make_program(on_one_device(config), tables=tables)
         layout = MeshLayout(AbstractMesh(tuple(sizes.values()), tuple(sizes)), config.mesh.rules)
         parameters = layout.state(nnx.state(nnx.eval_shape(program.make_state)))["model"]
         check_replication(parameters, layout, tolerance=config.mesh.replication_tolerance)

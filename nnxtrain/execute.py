@@ -3,25 +3,32 @@
 import functools
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.profiler import annotate_function
+
 from nnxtrain.build import Data, make_evaluators, make_program, make_scale, make_writer, open_data
 from nnxtrain.cache import use_compilation_cache
-from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, find_weights, load_weights, restore_run
+from nnxtrain.checkpoint.saver import Moment, Saver
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import all_finite
-from nnxtrain.config.load import as_mapping, differences, to_yaml
+from nnxtrain.config.load import to_yaml
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import Position
 from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, parameter_count
-from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, NonFiniteError, UserError
+from nnxtrain.errors import STOPPED, CheckpointError, NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
+from nnxtrain.optim.averages import evaluation_model
+from nnxtrain.profiling.profiler import Profiler
+from nnxtrain.profiling.schedule import say_windows
+from nnxtrain.profiling.session import OnTrace, Place
 from nnxtrain.report import run_curves, write_report
+from nnxtrain.restore import Restorer
 from nnxtrain.run.cluster import CHECKPOINTS, Cluster, joined
 from nnxtrain.run.compiles import CompileLog
 from nnxtrain.run.console import Console, duration
@@ -31,38 +38,39 @@ from nnxtrain.run.signals import StopSignals
 from nnxtrain.run.watchdog import Watchdog
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.summary import Summary, figures
+from nnxtrain.tables import BUILT_IN, Tables
 
 
-def execute(config: Config, folder: Path, *, began: float) -> int:
+def execute(
+    config: Config, folder: Path, *, began: float, tables: Tables = BUILT_IN, on_trace_ready: OnTrace = None
+) -> int:
     """Runs `config` in `folder`; returns the exit code.
 
     Args:
         config: of the run.
         folder: run directory; made here, once everything that was asked for is known to be possible.
         began: `time.monotonic()` at the start of the process.
+        tables: what the names in `config` are looked up in.
+        on_trace_ready: gets each trace after it was written; what it raises is said and ends nothing.
 
     Raises:
         UserError: what a user can cause; the summary says it too.
     """
     with joined(config.distributed) as cluster:
-        return _execute(config, folder, cluster=cluster, began=began)
+        return _execute(config, folder, cluster, began=began, tables=tables, on_trace=on_trace_ready)
 
 
-def _execute(config: Config, folder: Path, *, cluster: Cluster, began: float) -> int:
+def _execute(config: Config, folder: Path, cluster: Cluster, *, began: float, tables: Tables, on_trace: OnTrace) -> int:
     console = Console("quiet" if cluster.index else config.log.progress)
     package = logging.getLogger("nnxtrain")
     package.addHandler(console)
     package.setLevel(logging.INFO)
     try:
-        program = make_program(config)
+        program = make_program(config, tables=tables)
         use_compilation_cache(config)
         data = open_data(program)
         with cluster.folder(folder) as own, locked(own):
-            return _Run(config, own, cluster=cluster, console=console, data=data, began=began).guarded()
-    except UserError:
-        if config.debug.traceback:
-            traceback.print_exc()
-        raise
+            return _Run(own, cluster, console=console, data=data, began=began, on_trace=on_trace).guarded()
     finally:
         package.removeHandler(console)
         console.close()
@@ -71,21 +79,25 @@ def _execute(config: Config, folder: Path, *, cluster: Cluster, began: float) ->
 class _Run:
     """The parts of one run and what happens to them in turn."""
 
-    def __init__(self, config: Config, folder: Path, *, cluster: Cluster, console: Console, data: Data, began: float):
-        self.config = config
+    def __init__(
+        self, folder: Path, cluster: Cluster, *, console: Console, data: Data, began: float, on_trace: OnTrace
+    ):
+        self.config = config = data.program.config
+        self.shared = (folder / CHECKPOINTS).resolve().parent  # the run directory, also where `folder` is a scratch one
         self.cluster = cluster
         self.folder = folder
         self.console = console
         self.data = data
         self.program = data.program
         self.began = began
+        self.on_trace = on_trace
         self.compiles = CompileLog()
         self.summary = Summary(folder)
         self.signals = StopSignals(say=console.say, leave=self.summary.leave)
         hung = self.summary.leave if config.debug.hang_abort else None
         self.watchdog = Watchdog(
             config.debug.hang_timeout_s,
-            folder=(folder / CHECKPOINTS).resolve().parent,
+            folder=self.shared,
             name=f"stacks_of_{cluster.index}" if cluster.index else "stacks",
             say=console.say,
             leave=hung,
@@ -167,18 +179,17 @@ class _Run:
         for line in first_lines(self.data, parameters=self.parameters):
             self.console.say(line)
         self.console.say(f"run      {self.folder}")
-        state, done = self.restore(config.checkpoint.resume)
-        if state is None and config.checkpoint.init_from is not None:
-            with closing(self.weights_source()) as source:
-                if not source.steps():
-                    raise ConfigError(f"checkpoint.init_from={config.checkpoint.init_from}: no checkpoint is there")
-                find_weights(source, config.checkpoint, self.wanted())  # refuses before anything is written
+        alone = self.cluster.size == 1
+        self.restorer = Restorer(self.data, self.store, say=self.console.say, falls_back=alone)
+        state, done, self.position = self.restorer.find(config.checkpoint.resume)
         self.summary |= {"step": done, "resumed_from": done if state is not None else None}
         self.total = self.data.steps(done, self.position)
+        if windows := say_windows(config.profile, start=done, total=self.total):
+            self.console.say(f"profile  {windows}")
         self.begin(done)
         self.engine = program.make_engine()
         self.console.say(f"compiled in {duration(self.engine.compile_s)}")
-        self.load(state)
+        self.restorer.load(self.engine, state)
         self.is_finite = self.engine.bind(all_finite)
         self.evaluators = make_evaluators(self.data, self.bind_to_model)
         self.write_text = make_writer(config, program.tokenizer, self.bind_to_model)
@@ -193,6 +204,14 @@ class _Run:
             last=self.summary["resumed_from"],
             now=self.cluster.now,
         )
+        self.profiler = Profiler(
+            config.profile,
+            Place(self.shared / "profile", process=self.cluster.index),
+            drain=lambda: jax.block_until_ready(self.engine.state()),
+            say=self.console.say,
+            alive=self.watchdog.beat,
+            on_trace_ready=self.on_trace,
+        )
         self.summary |= {
             "parameters": self.parameters,
             "model_flops_per_token": scale.flops_per_token,
@@ -200,22 +219,6 @@ class _Run:
             "hlo_hash": self.engine.hlo_hash,
         }
         return done
-
-    def restore(self, resume: str) -> tuple[TrainStateNNX | None, int]:
-        """Reads the checkpoint to go on from; returns its state, or None, and the steps that are behind."""
-        alone = self.cluster.size == 1
-        found = restore_run(self.store, self.wanted(), resume=resume, say=self.console.say, falls_back=alone)
-        if found is None:
-            return None, 0
-        saved, state = found
-        self.position = Position(saved.data["row"], tuple((first, end) for first, end in saved.data["skipped"]))
-        self.console.say(f"resumes  from step {saved.step}")
-        changes = differences(saved.meta["config"], as_mapping(self.config))
-        if (was := saved.meta.get("corpus")) != (now := self.data.dataset.description):
-            changes.append(f"corpus: {was} → {now}; the position in rows stays")
-        for line in changes:
-            self.console.say(f"         {line}")
-        return state, saved.step
 
     def begin(self, done: int) -> None:
         """Takes the directory over: writes what is known before the first step, cuts back what lies beyond `done`."""
@@ -227,43 +230,19 @@ class _Run:
             self.console.say(f"         {dropped} rows beyond step {done} are in metrics.dropped.jsonl")
         cut_events(self.folder / "tensorboard", beyond=done)
 
-    def load(self, state: TrainStateNNX | None) -> None:
-        """Gives the engine a restored state, or a fresh one with the weights that `checkpoint.init_from` names."""
-        if state is None:
-            self.engine.initialise()
-            if self.config.checkpoint.init_from is None:
-                return
-            state = self.engine.state()
-            with closing(self.weights_source()) as store:
-                step = load_weights(store, state, self.config.checkpoint, wanted=self.wanted())
-            self.console.say(f"weights  of {store.folder.parent}, step {step}")
-        state.guard.release()
-        self.engine.load(state)
-
-    def wanted(self) -> Wanted:
-        """Returns what the run asks of a checkpoint."""
-        program = self.program
-        fingerprint, sequence = program.tokenizer.fingerprint, self.config.batch.sequence
-        return Wanted(program.abstract_state, fingerprint, sequence)
-
-    def weights_source(self) -> CheckpointStore:
-        """Opens the checkpoints that `checkpoint.init_from` names."""
-        run = Path(str(self.config.checkpoint.init_from)).expanduser()
-        return CheckpointStore(run / "checkpoints", self.config.checkpoint)
-
     def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Turns `function(model, *args)` into a compiled `function(*args)` of the engine's model."""
+        """Turns `function(model, *args)` into a compiled `function(*args)` of the model to evaluate with."""
 
         @functools.wraps(function)
         def of_state(state: TrainStateNNX, *args: Any) -> Any:
-            return function(state.model, *args)
+            return function(evaluation_model(state), *args)
 
         return self.engine.bind(of_state)
 
     def steps_from(self, done: int) -> int:
         """Takes steps to the end, or until something asks to stop; returns the steps done."""
         batches = self.data.train.start(self.position, put=self.data.put_train, prefetch=self.config.data.prefetch)
-        with closing(batches):
+        with closing(batches), self.profiler.steps(done):
             self.console.start(done=done, total=self.total)
             steps = range(done, self.total)
             return run_loop(
@@ -285,7 +264,7 @@ class _Run:
         self.signals.guard_unsaved()
         self.summary.values.setdefault("start_to_first_step_s", time.monotonic() - self.began)
         self.seen = record.position
-        self.recorder.train(record)
+        self.recorder.train(record, profiled=self.profiler.is_tracing)
         self.summary.values["step"] = record.step
         self.position = record.position
         self.store.check()
@@ -310,31 +289,35 @@ class _Run:
         skipped = self.position.without(first, end).skipped
         self.console.say(f"rollback {error}")
         self.console.say(f"         rows {first} to {end} are left out from now on")
-        state, done = self.restore("must")
-        self.position = self.position._replace(skipped=skipped)
+        state, done, position = self.restorer.find("must")
+        self.position = position._replace(skipped=skipped)
         self.total = self.data.steps(done, self.position)
-        self.load(state)
+        self.restorer.load(self.engine, state)
         self.saver.last = done
         self.recorder.go_back(done)
         return done
 
     def between(self, done: int) -> Callable[[], None] | None:
         """Returns what is due after `done` steps: evaluation first, so that a save knows its loss."""
-        evaluates, saves = self.is_eval_due(done), self.saver.is_due(done)
+        evaluates, saves, turns = self.is_eval_due(done), self.saver.is_due(done), self.profiler.turns()
 
         def due() -> None:
+            self.profiler.leave()
             if evaluates:
                 self.evaluate(done)
             if saves:
                 self.save(done)
+            if done < self.total:
+                self.profiler.enter()
 
-        return due if evaluates or saves else None
+        return due if evaluates or saves or turns else None
 
     def is_eval_due(self, done: int) -> bool:
         """Tells whether an evaluation is due between two steps."""
         every = self.config.eval.every_steps
         return every > 0 and done > 0 and done % every == 0
 
+    @functools.partial(annotate_function, name="eval")
     def evaluate(self, step: int) -> bool:
         """Evaluates every held-out set that was not yet, writes a sample and the report.
 
@@ -359,6 +342,7 @@ class _Run:
         """Returns the file of the text written after `step` steps."""
         return self.folder / "samples" / f"step_{step:08}.txt"
 
+    @functools.partial(annotate_function, name="checkpoint")
     def save(self, step: int) -> bool:
         """Saves the state of the moment, unless that was done; tells whether it is saved.
 
@@ -375,7 +359,7 @@ class _Run:
 
     def report(self) -> None:
         """Writes the report of what is known so far."""
-        curves = run_curves(self.recorder.rows, self.recorder.evaluations)
+        curves = run_curves(self.recorder.steps, self.recorder.evaluations)
         write_report(self.folder, curves=curves, summary=self.summary.values, config=to_yaml(self.config))
 
     def finish(self, done: int) -> None:

@@ -1,17 +1,19 @@
 """`python -m nnxtrain.generate RUN_DIR [key=val ...]`: text from the newest weights of a run."""
 
-import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, guarded, parse
+from nnxtrain.config.command import choose_platform, make_parser, parse, run, traced
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import list_keys, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nnxtrain.tables import Tables
 
 EPILOG = """\
 example:
@@ -21,17 +23,11 @@ keys:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
+    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     keys = "\n".join(f"  {path.removeprefix('generate.'):14}{doc} (default {default})"
                      for path, _, default, doc in list_keys("generate."))  # fmt: skip
-    parser = argparse.ArgumentParser(
-        prog="python -m nnxtrain.generate",
-        description="Writes text with the newest weights of a run.",
-        epilog=EPILOG + keys,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("generate", "Writes text with the newest weights of a run.", epilog=EPILOG + keys)
     parser.add_argument("run", metavar="RUN_DIR", help="directory of a run, such as runs/quickstart")
     parser.add_argument(
         "words", nargs="*", metavar="key=val", help="how to write; other keys of the run as section.key=val"
@@ -42,13 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
-    config = load(folder / "config.yml", words)
+    config = load(folder / "config.yml", words, extra=tables.names() if tables else None)
     choose_platform(config)
-    print(write_text(folder, config))
+    with traced(config):
+        print(write_text(folder, config, tables))
     return 0
 
 
-def write_text(folder: Path, config: Config) -> str:
+def write_text(folder: Path, config: Config, tables: "Tables | None") -> str:
     """Returns the prompt and what the model makes of it.
 
     Raises:
@@ -56,18 +53,16 @@ def write_text(folder: Path, config: Config) -> str:
     """
     from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
     from nnxtrain.cache import use_compilation_cache
-    from nnxtrain.checkpoint.saver import check_tokenizer
+    from nnxtrain.checkpoint.saver import read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
+    from nnxtrain.tables import BUILT_IN
 
-    program = make_program(on_one_device(config))
+    program = make_program(on_one_device(config), tables=tables or BUILT_IN)
     use_compilation_cache(config)
-    state = program.abstract_state()
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        saved = store.read(store.newest())
-        check_tokenizer(saved, program.tokenizer.fingerprint)
-        store.restore(saved, state, items=("model",))
-    return make_writer(config, program.tokenizer, bind_to(state.model))()
+        _, model = read_to_evaluate(store, program.wanted, averages=config.optimizer.averages)
+    return make_writer(config, program.tokenizer, bind_to(model))()
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

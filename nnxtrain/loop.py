@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from nnxtrain.types import Batch, Metrics
 
@@ -57,9 +58,11 @@ class _Recorder:
         if self.flight is not None:
             step, metrics, position, waited = self.flight
             self.flight = None
-            values = {name: value.item() for name, value in jax.device_get(metrics).items()}
+            with TraceAnnotation("metrics_wait", step_num=step - 1):
+                values = {name: value.item() for name, value in jax.device_get(metrics).items()}
             now = time.perf_counter()
-            self._record(StepRecord(step, values, position, now - self._last, waited))
+            with TraceAnnotation("log"):
+                self._record(StepRecord(step, values, position, now - self._last, waited))
             self._last = now
 
     def restart(self) -> None:
@@ -78,7 +81,8 @@ def run_loop(
 ) -> int:
     """Takes a step for each number in `steps`, until the data ends or `stops`; returns the steps done.
 
-    Metrics are fetched one step late, so that the device always has its next step.
+    Metrics are fetched one step late, so that the device always has its next step. A trace names the steps by the steps
+    done before: `train` prepares and starts one, `metrics_wait` ends when one has ended.
 
     Args:
         engine: takes the steps.
@@ -93,17 +97,19 @@ def run_loop(
     for step in steps:
         if stops(done):
             break
-        began = time.perf_counter()
-        try:
-            batch, position = next(batches, (None, None))
-        except Exception:
-            recorder.flush()  # the step in flight is good; who saves after this finds it recorded
-            raise
-        waited = time.perf_counter() - began
-        if batch is None:
-            break
-        metrics = engine.step(batch)
-        recorder.flush()
+        with StepTraceAnnotation("train", step_num=step):
+            began = time.perf_counter()
+            try:
+                with TraceAnnotation("data_wait"):
+                    batch, position = next(batches, (None, None))
+            except Exception:
+                recorder.flush()  # the step in flight is good; who saves after this finds it recorded
+                raise
+            waited = time.perf_counter() - began
+            if batch is None:
+                break
+            metrics = engine.step(batch)
+            recorder.flush()
         done = step + 1
         recorder.flight = _Flight(done, metrics, position, waited)
         if (due := between(done)) is not None:

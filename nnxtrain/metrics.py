@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import statistics
+from array import array
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,9 @@ from nnxtrain.run.console import Console, duration
 from nnxtrain.run.directory import finite, set_aside_rows
 from nnxtrain.run.events import cut_events
 
+KEPT = ("step", "loss", "learning_rate", "grad_norm", "tokens_per_s")  # of each step, 8 bytes each: runs are long
 RECENT = 32  # steps that the time left is reckoned from
+TIMES = ("step_time_s", "data_wait_s", "tokens_per_s", "mfu")  # of a step; those of a traced one say nothing of others
 
 
 class Scale(NamedTuple):
@@ -42,8 +45,10 @@ class Recorder:
     """Takes finished steps and evaluations, in order, and writes them wherever they are read.
 
     Attributes:
-        rows: of all training steps, also of those before the run was restored.
-        own_rows: of the training steps that this process took.
+        steps: field → its value at each training step, also at those before the run was restored.
+        skipped: how many of these left their update out.
+        own_times: seconds of the steps that this process took, traced ones left out.
+        own_tokens: tokens of these.
         evaluations: rows of all evaluations.
     """
 
@@ -54,11 +59,16 @@ class Recorder:
         self._scale = scale
         self._log = log
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self.own_rows: list[dict[str, Any]] = []
+        self.own_times = array("d")
+        self.own_tokens = 0
         self._open()
 
-    def train(self, record: StepRecord) -> None:
+    def train(self, record: StepRecord, *, profiled: bool = False) -> None:
         """Writes a training step.
+
+        Args:
+            record: the step.
+            profiled: a tracer was on, which takes time: the row says so, and no rate or time left is reckoned from it.
 
         Raises:
             NonFiniteError: the step holds the run; its row is written first.
@@ -79,9 +89,13 @@ class Recorder:
         }
         if skipped:
             row["skipped"] = True
-        self.rows.append(row)
-        self.own_rows.append(row)
-        self._recent.append(record.step_time_s)
+        if profiled:
+            row["profiled"] = True
+        else:
+            self._recent.append(record.step_time_s)
+            self.own_times.append(record.step_time_s)
+            self.own_tokens += values["tokens"]
+        self._keep(row)
         self._write(row, to_board=record.step % self._log.every_steps == 0 or record.step == self._scale.steps)
         self._show(row)
         if bad:
@@ -112,14 +126,23 @@ class Recorder:
         self._open()
 
     def _open(self) -> None:
-        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        rows: list[dict[str, Any]] = [
-            {name: math.nan if value is None else value for name, value in json.loads(line).items()} for line in lines
-        ]
-        self.rows = [row for row in rows if row["kind"] == "train"]
-        self.evaluations = [row for row in rows if row["kind"] == "eval"]
-        self._file = self._path.open("a", encoding="utf-8")
+        self.steps = {field: array("d") for field in KEPT}
+        self.skipped = 0
+        self.evaluations: list[dict[str, Any]] = []
+        self._file = self._path.open("a+", encoding="utf-8")
+        self._file.seek(0)
+        for line in self._file:
+            row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+            if row["kind"] == "train":
+                self._keep(row)
+            else:
+                self.evaluations.append(row)
         self._board = SummaryWriter(str(self._board_folder), write_to_disk=self._log.tensorboard)
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        for field, values in self.steps.items():
+            values.append(row[field])
+        self.skipped += row.get("skipped", False)
 
     def close(self) -> None:
         """Ends writing; every row was flushed when it was written, so a full disk loses nothing here."""
@@ -132,7 +155,10 @@ class Recorder:
         self._file.flush()
         if to_board:
             group = f"eval_{row['name']}" if row["kind"] == "eval" else "train"
-            numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
+            left_out = ("step", "profiled", *TIMES) if row.get("profiled") else ("step",)
+            numbers = {
+                name: value for name, value in row.items() if isinstance(value, int | float) and name not in left_out
+            }
             for name, value in numbers.items():
                 self._board.add_scalar(f"{group}/{name}", value, row["step"])
             self._board.flush()
@@ -140,11 +166,9 @@ class Recorder:
     def _show(self, row: dict[str, Any]) -> None:
         step, total = row["step"], self._scale.steps
         mfu = "" if row["mfu"] is None else f"  MFU {100 * row['mfu']:.1f} %"
-        left = duration((total - step) * statistics.median(self._recent))
-        line = (
-            f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  grad {row['grad_norm']:.2f}  "
-            f"{row['tokens_per_s']:,.0f} tok/s{mfu}  {left} left"
-        )
+        rate = "traced" if row.get("profiled") else f"{row['tokens_per_s']:,.0f} tok/s{mfu}"
+        left = f"  {duration((total - step) * statistics.median(self._recent))} left" if self._recent else ""
+        line = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  grad {row['grad_norm']:.2f}  {rate}{left}"
         self._console.progress(step, total, line, due=step % self._log.every_steps == 0 or step in (1, total))
 
 

@@ -3,14 +3,14 @@
 import html
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnxtrain.run.directory import write_whole
 
 WIDTH, HEIGHT, MARGIN = 720, 300, 56
-POINTS = 600  # of a curve in the report
+POINTS = 600  # of a curve
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
 
 
@@ -21,26 +21,34 @@ class Curve(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-def loss_curves(rows: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> list[Curve]:
-    """Returns the training loss and the loss of each held-out set, from rows of `metrics.jsonl`."""
-    curves = [Curve("train", [(row["step"], row["loss"]) for row in rows])]
-    for name in dict.fromkeys(row["name"] for row in evaluations):
-        curves.append(Curve(name, [(row["step"], row["loss"]) for row in evaluations if row["name"] == name]))
-    return [curve for curve in curves if curve.points]
+def run_curves(steps: Mapping[str, Sequence[float]], evaluations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
+    """Returns title → lines of everything that a report shows; the first is the loss.
 
+    Args:
+        steps: field of a training step → its value at each step, `step` among them.
+        evaluations: rows of `metrics.jsonl`.
+    """
 
-def run_curves(rows: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
-    """Returns title → lines of everything that a report shows; the first is the loss."""
+    def line(name: str, field: str) -> list[Curve]:
+        return [_thinned(name, steps["step"], steps[field])] if steps["step"] else []
 
-    def of(field: str, name: str) -> list[Curve]:
-        return [Curve(name, [(row["step"], row[field]) for row in rows])] if rows else []
+    def held_out(name: str) -> Curve:
+        rows = [row for row in evaluations if row["name"] == name]
+        return _thinned(name, [row["step"] for row in rows], [row["loss"] for row in rows])
 
+    names = dict.fromkeys(row["name"] for row in evaluations)
     return {
-        "Loss (nats per target)": loss_curves(rows, evaluations),
-        "Learning rate": of("learning_rate", "learning rate"),
-        "Gradient norm, before clipping": of("grad_norm", "norm"),
-        "Tokens per second": of("tokens_per_s", "tokens/s"),
+        "Loss (nats per target)": [*line("train", "loss"), *map(held_out, names)],
+        "Learning rate": line("learning rate", "learning_rate"),
+        "Gradient norm, before clipping": line("norm", "grad_norm"),
+        "Tokens per second": line("tokens/s", "tokens_per_s"),
     }
+
+
+def _thinned(name: str, xs: Sequence[float], ys: Sequence[float]) -> Curve:
+    """Returns a curve of at most `POINTS` points and the last."""
+    places = [*range(0, len(xs) - 1, -(-len(xs) // POINTS)), len(xs) - 1]
+    return Curve(name, [(xs[place], ys[place]) for place in places])
 
 
 def write_report(folder: Path, *, curves: dict[str, list[Curve]], summary: dict[str, Any], config: str) -> None:
@@ -91,8 +99,7 @@ def svg(curves: Sequence[Curve]) -> str:
         )
     for number, curve in enumerate(curves):
         colour = COLOURS[number % len(COLOURS)]
-        stride = -(-len(curve.points) // POINTS)
-        shown = [point for point in [*curve.points[::stride], curve.points[-1]] if low <= point[1] <= high]
+        shown = [point for point in curve.points if low <= point[1] <= high]
         line = " ".join(place(*point) for point in shown)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if len(curve.points) < 40:

@@ -1,9 +1,16 @@
 """Everything a run needs to go on, in one container."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+
+
+def is_trained(path: Sequence[object], value: object) -> bool:
+    """Tells whether the variable at `path` is a parameter that the optimizer moves; a filter of `nnx.state`."""
+    return isinstance(value, nnx.Param) and not value.get_metadata("frozen", False)
 
 
 class Count(nnx.Variable):
@@ -52,15 +59,30 @@ class TrainStateNNX(nnx.Module):
 
     def __init__(self, model: nnx.Module, transform: optax.GradientTransformation):
         self.model = model
-        self.optimizer = nnx.Optimizer(model, transform, wrt=nnx.Param)
+        self.begin_optimizer(transform)
         self.step = Count(jnp.zeros((), jnp.int32))
         self.guard = Guard()
 
-    def apply_gradients(self, grads: nnx.State, *, where: jax.Array, counts: jax.Array) -> None:
-        """Updates weights and moments where the scalar `where` holds, else leaves both; counts the step by `counts`."""
-        parts = (self.model, self.optimizer)
-        before = nnx.to_pure_dict(nnx.state(parts))  # `nnx.state` alone holds the live variables
-        self.optimizer.update(self.model, grads)
-        after = nnx.to_pure_dict(nnx.state(parts))
-        nnx.update(parts, jax.tree.map(lambda new, old: jnp.where(where, new, old), after, before))
+    def begin_optimizer(self, transform: optax.GradientTransformation) -> None:
+        """Makes the optimizer's state anew for the weights as they are: some rules keep weights of their own."""
+        self.optimizer = nnx.Optimizer(self.model, transform, wrt=is_trained)
+
+    @jax.named_scope("optimizer")
+    def apply_gradients(self, grads: nnx.State, *, scale: jax.Array, where: jax.Array, counts: jax.Array) -> None:
+        """Updates weights and moments where the scalar `where` holds, else leaves both; counts the step by `counts`.
+
+        Args:
+            grads: of the weights, summed over targets.
+            scale: what they are multiplied by, scalar; in here, since a scaled copy of them would be written to memory.
+            where: bool scalar. It is a branch: a choice of each value would hold old and new weights side by side.
+            counts: 0 or 1, scalar.
+        """
+        graph, state = nnx.split((self.model, self.optimizer))
+
+        def update(state: nnx.State, grads: nnx.State) -> nnx.State:
+            model, optimizer = nnx.merge(graph, state)
+            optimizer.update(model, jax.tree.map(lambda grad: grad * scale, grads))
+            return nnx.state((model, optimizer))
+
+        nnx.update((self.model, self.optimizer), jax.lax.cond(where, update, lambda state, grads: state, state, grads))
         self.step[...] += counts

@@ -1,24 +1,28 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
-import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nnxtrain.config.command import (
     answer_about_keys,
     choose_platform,
-    guarded,
-    leave,
     leave_on_signals,
     load_config,
+    make_parser,
     parse,
     print_config,
+    run,
+    traced,
 )
 from nnxtrain.config.load import as_mapping, differences, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.run.directory import read_summary
+
+if TYPE_CHECKING:
+    from nnxtrain.tables import Tables
 
 EPILOG = """\
 ways in:
@@ -26,11 +30,13 @@ ways in:
   python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss of a run on its held-out sets
   python -m nnxtrain.generate RUN_DIR [key=val ...]                text from a run
   python -m nnxtrain.launch processes=2 -- train CONFIG.yml ...    several processes on this machine
+  python -m nnxtrain.profiling show RUN_DIR                        what the traces of a run say
 
 examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
   python -m nnxtrain.train configs/quickstart.yml data.source=text data.path='corpus/*.txt'
   python -m nnxtrain.train configs/llama2-7b.yml --dry-run
+  python -m nnxtrain.train configs/quickstart.yml schedule.name=wsd --show-schedule
   python -m nnxtrain.train --list-keys model
 
 A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file; started again, it
@@ -42,16 +48,10 @@ exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
+    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
     began = time.monotonic()
-    parser = argparse.ArgumentParser(
-        prog="python -m nnxtrain.train",
-        description="Trains a language model.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = make_parser("train", "Trains a language model.", epilog=EPILOG)
     parser.add_argument(
         "config", nargs="?", metavar="CONFIG.yml", help="configuration; lists what differs from defaults"
     )
@@ -59,28 +59,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list-keys", nargs="?", const="", metavar="PREFIX", help="every key: type, default, meaning")
     parser.add_argument("--print-config", action="store_true", help="the resolved configuration, as YAML")
     parser.add_argument("--dry-run", action="store_true", help="check everything, count parameters and bytes, and stop")
+    parser.add_argument("--show-schedule", action="store_true", help="plot the learning rate of every update, and stop")
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):
         return 0
-    config = load_config(arguments)
+    extra = tables.names() if tables else None
+    config = load_config(arguments, extra=extra)
     if arguments.print_config:
         print_config(config)
         return 0
     folder = Path(config.output_dir).expanduser() / str(config.run_name)
-    if not arguments.dry_run and _is_finished(config, folder):
+    asks = arguments.dry_run or arguments.show_schedule
+    if not asks and _is_finished(config, folder, extra=extra):
         return 0
     choose_platform(config)
     leave_on_signals()
-    if arguments.dry_run:
-        from nnxtrain.dry_run import dry_run
+    from nnxtrain.tables import BUILT_IN
 
-        return dry_run(config)
-    from nnxtrain.execute import execute
+    parts = tables or BUILT_IN
+    with traced(config):
+        if arguments.show_schedule:
+            from nnxtrain.show_schedule import show_schedule
 
-    return execute(config, folder, began=began)
+            return show_schedule(config, parts)
+        if arguments.dry_run:
+            from nnxtrain.dry_run import dry_run
+
+            return dry_run(config, parts)
+        from nnxtrain.execute import execute
+
+        return execute(config, folder, tables=parts, began=began)
 
 
-def _is_finished(config: Config, folder: Path) -> bool:
+def _is_finished(config: Config, folder: Path, *, extra: Mapping[str, Collection[str]] | None) -> bool:
     """Says so if there is nothing left to do in `folder`.
 
     That is so when its run is done and no more steps are asked for, or when its data ended and nothing has changed.
@@ -93,14 +104,15 @@ def _is_finished(config: Config, folder: Path) -> bool:
     summary = read_summary(folder)
     if summary is None or summary["status"] != "done" or config.checkpoint.resume.isdecimal():
         return False
-    changes = differences(as_mapping(load(folder / "config.yml")), as_mapping(config))
+    changes = differences(as_mapping(load(folder / "config.yml", extra=extra)), as_mapping(config))
     if summary["step"] < config.steps and changes:
         return False
     print(f"{folder} is finished: step {summary['step']}, final loss {summary['final_loss']}. Nothing was done.")
     if changes:
         print("  this configuration differs from that of the run:", *changes, sep="\n    ")
     print(f"  look at it   {folder}/report.html")
-    print(f"  use it       python -m nnxtrain.generate {folder}")
+    if any((folder / "checkpoints").glob("*")):
+        print(f"  use it       python -m nnxtrain.generate {folder}")
     more = (
         f"steps={2 * max(config.steps, summary['step'])}"
         if summary["step"] >= config.steps
@@ -112,4 +124,4 @@ def _is_finished(config: Config, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    leave(guarded(main))
+    run(main)

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 
+from nnxtrain.config.optimizer import OptimizerConfig
 from nnxtrain.state import TrainStateNNX
 
 # `inputs targets positions segment_ids` int32 and `mask` bool, each `[b s]`, and `rows` int32 `[b]`; a train step
@@ -49,17 +51,54 @@ TrainStep = Callable[[TrainStateNNX, Batch], tuple[TrainStateNNX, Metrics]]
 EvalStep = Callable[[nnx.Module, Batch], tuple[jax.Array, jax.Array]]
 
 # `update number -> learning rate`
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
-# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s]) -> [b s h c]`, causal
-Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+class Phases(NamedTuple):
+    """Lengths of a schedule, in updates, and the last learning rate as a share of the peak."""
+
+    warmup: int
+    decay: int
+    steps: int
+    final: float
+
+
+# `(update number [...] float32, Phases) -> share of the peak [...] float32`, from the end of the warm-up on
+Curve = Callable[[jax.Array, Phases], jax.Array]
+
+
+class Course(NamedTuple):
+    """What an update rule works on.
+
+    Attributes:
+        params: the trained parameters, variables that know their logical axes; arrays may be abstract.
+        schedule: learning rate by number of updates.
+        finish: decays, scales by the learning rate and by groups, and turns a direction uphill into an update.
+    """
+
+    params: nnx.State
+    schedule: Schedule
+    finish: optax.GradientTransformation
+
+
+# `(config, course) -> what turns clipped gradients into updates`
+UpdateRule = Callable[[OptimizerConfig, Course], optax.GradientTransformation]
+
+# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s], window) -> [b s h c]`, causal; a token sees the last
+# `window` tokens, itself included, or all before it where that is None
+Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int | None], jax.Array]
+
+# `(primitive, *types of its operands, **its parameters) -> whether its result is kept`, as `jax.checkpoint` asks
+RematPolicy = Callable[..., Any]
 
 # Where a layer draws its weights from: `(path of the layer, global layer index) -> nnx.Rngs`
 RngsAt = Callable[[str, Any], nnx.Rngs]
 
-
 # turns `function(weights, rows) -> sums` into one that each device runs on its own rows; the sums are added once
 Spread = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]
+
+# `(scores [b s v], ids [b s]) -> the score of each id [b s]`
+Pick = Callable[[jax.Array, jax.Array], jax.Array]
 
 # turns `function(model, *args)` into a compiled `function(*args)` of one model
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]

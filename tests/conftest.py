@@ -1,6 +1,34 @@
 """Eight CPU devices for every test, before jax looks at the machine."""
 
 import os
+import signal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+for number in (signal.SIGHUP, signal.SIGINT):  # `nohup` and shells in the background ignore them, for children too
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def _compiled(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def quick_compiles(_compiled):
+    """Keeps compiled programs on disk, for files whose programs are of one device: those of several lock up on CPU."""
+    words = {"jax_compilation_cache_dir": str(_compiled), "jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: jax.config.values[name] for name in words}
+    for name, value in words.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -11,10 +11,17 @@ import numpy as np
 from flax import nnx
 
 from nnxtrain.build import Program, make_program
+from nnxtrain.checkpoint.layout import scanned, unrolled
+from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.load import load
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "configs" / "tiny.yml"
+# for `jax.jit(..., compiler_options=QUICKLY)`: numbers alone are of interest, not speed or memory; the compiler of jax
+# 0.10 spends most of its time in the last of these
+QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+if jax.__version_info__ < (0, 11):
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
 UNEVEN = (31, 3, 17, 1, 32, 2, 9, 5)  # targets of each row: 100 together
 
 
@@ -28,10 +35,12 @@ def tiny_program(*words: str, devices: int = 1) -> Program:
     return make_program(tiny(*words), devices=jax.devices()[:devices])
 
 
-def random_batch(*, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, sequence: int = 32, seed: int = 0):
+def random_batch(
+    *, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, sequence: int = 32, vocab: int = 256, seed: int = 0
+):
     """Returns a batch of random tokens, leaves `[m b ...]`; row `i` has `targets[i]` targets."""
     rows = len(targets)
-    tokens = np.random.default_rng(seed).integers(0, 256, (rows, sequence + 1)).astype(np.int32)
+    tokens = np.random.default_rng(seed).integers(0, vocab, (rows, sequence + 1)).astype(np.int32)
     batch = {
         "inputs": tokens[:, :-1],
         "targets": tokens[:, 1:],
@@ -43,24 +52,27 @@ def random_batch(*, accum_steps: int = 1, targets: tuple[int, ...] = UNEVEN, seq
     return {name: leaf.reshape(accum_steps, rows // accum_steps, *leaf.shape[1:]) for name, leaf in batch.items()}
 
 
+def initial_state(program: Program):
+    """Returns the initial state of a program, compiled: drawn operation by operation it takes many times as long."""
+    return jax.jit(program.make_state, compiler_options=QUICKLY)()
+
+
 def pure_step(program: Program):
     """Returns the state of a program taken apart, and its step as `(state, batch) -> metrics`."""
-    graph, state = nnx.split(program.make_state())
+    graph, state = nnx.split(initial_state(program))
     return state, lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1]
 
 
 def weights(state) -> dict[str, np.ndarray]:
-    """Returns the weights of a state by path, layers stacked whether they were scanned or not."""
-    flat = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(nnx.state(state.model))}
-    layers: dict[str, dict[int, np.ndarray]] = {}
-    stacked = {}
-    for path, leaf in flat.items():
-        if path.startswith("stack/layers/"):
-            _, _, index, rest = path.split("/", 3)
-            layers.setdefault(f"stack/layer/{rest}", {})[int(index)] = leaf
-        else:
-            stacked[path] = leaf
-    return stacked | {path: np.stack([parts[i] for i in range(len(parts))]) for path, parts in layers.items()}
+    """Returns the weights of a state by path, all layers stacked; see `stacked`."""
+    return stacked(flat(state, "model"))
+
+
+def stacked(tree) -> dict[str, np.ndarray]:
+    """Returns arrays by path with all layers stacked, whether they were scanned, scanned in groups, or unrolled."""
+    arrays = {path: np.asarray(leaf) for path, leaf in tree.items()}
+    joined = scanned(unrolled(arrays, lambda leaf, index: leaf[index]), np.stack, period=1)
+    return {"/".join(path): leaf for path, leaf in sorted(joined.items())}
 
 
 def assert_trees_close(got, want, *, rtol: float) -> None:

@@ -6,19 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.annotations import main as annotations
 from nnxtrain.config.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.generate import main as generate
 from nnxtrain.launch import main as launch
+from nnxtrain.profiling.__main__ import main as profiling
 from nnxtrain.train import main as train
 from tests.support import ROOT
 from tools.convert_checkpoint import main as convert_checkpoint
 from tools.kill_test import main as kill_test
+from tools.remat_table import main as remat_table
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
-MODULES = {"train": train, "generate": generate, "evaluate": evaluate, "launch": launch}
-TOOLS = {"kill_test": kill_test, "convert_checkpoint": convert_checkpoint}
+MODULES = {"train": train, "generate": generate, "evaluate": evaluate, "launch": launch, "profiling": profiling}
+TOOLS = {
+    "annotations": annotations,
+    "convert_checkpoint": convert_checkpoint,
+    "kill_test": kill_test,
+    "remat_table": remat_table,
+}
 SIZES = "model.layers=1 model.embed=32 model.heads=2 model.mlp=32 batch.sequence=32 batch.global_size=8"
 SMALL = f"{SIZES} steps=2 batch.accum_steps=1 eval.max_batches=1 eval.every_steps=0 mesh.data=1".split()
 
@@ -49,16 +59,19 @@ def workplace(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("python ")])
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith(("python ", "touch "))])
 def test_commands_of_the_pages_run(line, workplace, monkeypatch):
     """Runs each command with a smaller model and fewer steps on top."""
     monkeypatch.chdir(workplace)
-    _, *words = shlex.split(line)
+    program, *words = shlex.split(line)
+    if program == "touch":
+        Path(words[0]).touch()
+        return
     if words[0] != "-m":
         assert guarded(TOOLS[Path(words[0]).stem], words[1:]) == 0
         return
     name, *words = words[1].removeprefix("nnxtrain."), *words[2:]
-    asks = {"--help", "--list-keys", "--print-config", "--dry-run"} & set(words)
+    asks = {"--help", "--list-keys", "--print-config", "--dry-run", "--show-schedule"} & set(words)
     if name in ("train", "launch") and not asks:
         own = {word.partition("=")[0] for word in words}
         words += [word for word in SMALL if word.partition("=")[0] not in own]

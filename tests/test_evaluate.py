@@ -5,31 +5,15 @@ import shutil
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.config.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.train import main as train
 from tests.support import TINY, rows_of, run_module
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SMALL = (str(TINY), "mesh.data=1", "model.layers=1", "model.embed=32", "batch.sequence=16", "generate.tokens=1")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_compiles(tmp_path_factory):
-    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
-    words = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: jax.config.values[name] for name in words}
-    for name, value in words.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

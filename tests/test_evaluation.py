@@ -13,7 +13,7 @@ from nnxtrain.evaluation import evaluate
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.tokenizers.byte import ByteTokenizer
 from nnxtrain.types import Dataset
-from tests.support import random_batch, tiny_program
+from tests.support import initial_state, random_batch, tiny_program
 
 LENGTHS = (31, 3, 17, 1, 32, 0, 2, 9, 5, 12, 26)  # real tokens of ten rows and of one that is all padding
 
@@ -96,7 +96,7 @@ def bind_on(devices: int):
     """Returns what compiles functions of a model with the initial weights on some devices."""
     program = tiny_program("model.vocab=384", devices=devices)
     places = jax.tree.map(lambda leaf: leaf.sharding, program.abstract_state().model)
-    return bind_to(jax.device_put(program.make_state().model, places))
+    return bind_to(jax.device_put(initial_state(program).model, places))
 
 
 def uneven_evaluation(size: int, devices: int):

@@ -16,7 +16,6 @@ from itertools import pairwise
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.build import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
@@ -28,29 +27,14 @@ from nnxtrain.run.events import records
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SMALL = (str(TINY), "mesh.data=1", "model.layers=1", "model.embed=32", "batch.sequence=16", "generate.tokens=1")
 EXACT = ("loss", "grad_norm", "learning_rate", "epoch", "targets", "tokens", "step")
 SLOWLY = ("eval.every_steps=1",)  # a report after each step leaves time to hit a chosen one
 # everything that a restart could disturb: dropout, a curve, shuffled text in several epochs, accumulation
 HARD = ("model.dropout=0.1", "model.vocab=384", "batch.accum_steps=2", "data.source=text", "log.every_steps=1")
 CURVE = ("schedule.name=cosine", "schedule.warmup_steps=3", "schedule.decay_steps=16")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_compiles(tmp_path_factory):
-    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
-    words = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: jax.config.values[name] for name in words}
-    for name, value in words.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

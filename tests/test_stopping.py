@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.build import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
@@ -33,24 +32,10 @@ CONSTANT = ("schedule.name=constant",)  # the horizon of the run that goes on is
 EXACT = ("step", "loss", "grad_norm", "learning_rate", "epoch")
 POISON = "~"
 
-pytestmark = pytest.mark.slow  # real processes that are stopped at every kind of moment
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_compiles(tmp_path_factory):
-    """Keeps the programs of this file, which are of one device, on disk, so that each is compiled once."""
-    words = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-    }
-    before = {name: jax.config.values[name] for name in words}
-    for name, value in words.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+pytestmark = [
+    pytest.mark.slow,  # real processes that are stopped at every kind of moment
+    pytest.mark.usefixtures("quick_compiles"),
+]
 
 
 def launch(*words: str) -> subprocess.Popen:

@@ -12,6 +12,8 @@ from nnxtrain.config.command import guarded
 from nnxtrain.train import main
 from tests.support import TINY, rows_of, run_module
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
@@ -86,6 +88,14 @@ def test_files_of_a_run_agree_with_each_other(finished):
     assert "http" not in report.replace("http://www.w3.org", "")
 
 
+def test_no_program_is_compiled_twice_with_a_pattern_remat_and_accumulation(tmp_path):
+    """A type, shape or sharding that a step, an evaluation or a sample changes makes the next one compile (B48)."""
+    stack = ("model.layers=3", "model.pattern=local,global", "model.window=8", "remat.policy=qkv")
+    words = (f"output_dir={tmp_path}", "run_name=pattern", "steps=4", "batch.accum_steps=4", "eval.every_steps=2")
+    assert guarded(main, [str(TINY), *stack, *words, "eval.max_batches=1", "mesh.data=1"]) == 0
+    assert json.loads((tmp_path / "pattern" / "summary.json").read_text())["recompiles"] == 0
+
+
 def test_a_run_learns(finished):
     """Twenty steps of the random walk lower the loss."""
     rows = rows_of(finished[0])
@@ -120,6 +130,29 @@ def test_a_second_start_says_that_the_run_is_finished(finished):
     assert "is finished" in ended.stdout
     assert "run_name=" in ended.stdout
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensorboard",
+        "train.log",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("metrics.jsonl", "samples")),
+    ],
+)
+def test_a_stranger_in_the_run_directory_is_named(tmp_path, name, capsys):
+    """A file where a folder belongs, or the other way round, ends with its path, not with a traceback."""
+    stranger = tmp_path / "tiny" / name
+    stranger.parent.mkdir()
+    stranger.mkdir() if "." in name else stranger.touch()
+    words = [str(TINY), f"output_dir={tmp_path}", "mesh.data=1", "model.layers=1", "steps=1", "generate.tokens=1"]
+    assert guarded(main, words) == 1
+    error = capsys.readouterr().err
+    assert str(stranger) in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert guarded(main, [*words, "debug.traceback=true"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_resume_never_refuses_a_used_directory(finished, capsys):

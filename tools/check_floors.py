@@ -5,9 +5,10 @@ inside its own folder. Floor 0 is one folder.
 """
 
 import ast
+import graphlib
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +29,13 @@ FLOORS = {
     "evaluate": Row(7, "entry point: evaluate only", 120),
     "generate": Row(7, "entry point: text from a run", 120),
     "execute": Row(7, "one run from start to end", 270),
+    "restore": Row(7, "what a run starts from", 100),
     "describe": Row(7, "what a run says of itself", 80),
     "dry_run": Row(7, "what a run would be, by arithmetic", 120),
+    "show_schedule": Row(7, "the learning rate as text", 50),
     "cache": Row(5, "compiled programs on disk", 40),
     "build": Row(6, "the composition root", 280),
+    "tables": Row(6, "every open point in one place", 60),
     "loop": Row(5, "the training loop", 150),
     "evaluation": Row(5, "loss on held-out sets", 80),
     "metrics": Row(5, "what is written of each step", 160),
@@ -40,6 +44,8 @@ FLOORS = {
     "run": Row(5, "run directory, console", 130),
     "checkpoint": Row(5, "orbax, when to save, layouts", 180),
     "compile": Row(5, "chip figures", 120),
+    "profiling": Row(5, "which steps are traced, what a trace says", 150),
+    "profiling.__main__": Row(7, "entry point: what traces say", 120),
     "engine": Row(4, "what runs one step", 150),
     "steps": Row(3, "pure functions of state and batch", 80),
     "models": Row(2, "module trees, stacks, sampling", 130),
@@ -52,6 +58,7 @@ FLOORS = {
     "state": Row(0, "TrainStateNNX", 60),
     "types": Row(0, "batch, metrics, open points", 130),
     "axes": Row(0, "logical axis names", 40),
+    "tags": Row(0, "names of activations", 40),
     "lookup": Row(0, "name to value", 30),
     "errors": Row(0, "errors with exit codes", 50),
 }
@@ -64,10 +71,11 @@ def main(root: Path) -> int:
     """Prints each breach below `root`; returns 1 if there is any."""
     problems: list[str] = []
     lengths: list[int] = []
-    for path in sorted((root / PACKAGE).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((root / PACKAGE).rglob("*.py"))}
+    problems += cycles({_module(path.relative_to(root)): tree for path, tree in trees.items()})
+    for path, tree in trees.items():
         name = path.relative_to(root / PACKAGE)
-        room = name.parts[0].removesuffix(".py")
+        room = room_of(name.with_suffix("").parts)
         if room == "__init__":
             continue
         if room not in FLOORS:
@@ -81,6 +89,12 @@ def main(root: Path) -> int:
     for problem in problems:
         print(problem)
     return 1 if problems else 0
+
+
+def room_of(parts: Sequence[str]) -> str:
+    """Returns the row that a module, as its path below the package, belongs to: its own, or that of its folder."""
+    own = ".".join(parts)
+    return own if own in FLOORS else parts[0]
 
 
 def import_problems(tree: ast.Module, room: str) -> Iterator[str]:
@@ -116,7 +130,18 @@ def imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, str
         for name in dict.fromkeys(names):
             parts = name.split(".")
             if parts[0] == PACKAGE and len(parts) > 1:
-                yield node, parts[1]
+                yield node, room_of(parts[1:])
+
+
+def cycles(trees: dict[str, ast.Module]) -> Iterator[str]:
+    """Yields the first cycle of imports among modules, by dotted name."""
+    graph = {
+        module: {name for name in _imported(tree) if name in trees and name != module} for module, tree in trees.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield f"a cycle of imports: {' → '.join(error.args[1][::-1])}"
 
 
 def size_problems(path: Path, tree: ast.Module, row: Row) -> Iterator[str]:
@@ -145,6 +170,20 @@ def length(node: ast.FunctionDef) -> int:
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         total -= (first.end_lineno or first.lineno) - first.lineno + 1
     return total
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yields the dotted names that a module imports; of `from a import b`, `a.b` too, which may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
 def _is_folder(room: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load, to_yaml  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.run.directory import write_whole  # noqa: E402
@@ -65,4 +65,4 @@ def convert(run: Path, output: Path, *, layout: str, step: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

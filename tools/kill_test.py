@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT)]
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from nnxtrain.config.command import guarded, parse  # noqa: E402
+from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError, UserError  # noqa: E402
 from tools.words import split_words  # noqa: E402
@@ -152,4 +152,4 @@ def _values(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

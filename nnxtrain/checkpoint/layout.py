@@ -1,7 +1,6 @@
 """Scanned and unrolled layers on disk: the same numbers under other names, and what differs between two trees."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -10,10 +9,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 Path = tuple[str, ...]
-Take = Callable[[Any, int], Any]  # cuts one layer out of a stacked leaf
-Join = Callable[[list[Any]], Any]  # stacks the leaves of all layers
+Take = Callable[[Any, int], Any]  # cuts one group out of a stacked leaf
+Join = Callable[[list[Any]], Any]  # stacks the leaves of all groups
+# `stack/layer/...` `[l ...]`, or `stack/layer/PLACE/...` `[groups ...]` for each place in a longer pattern
 SCANNED = ("stack", "layer")
-UNROLLED = ("stack", "layers")
+REST = ("stack", "rest")  # `stack/rest/NUMBER/...`: what the pattern leaves over
+UNROLLED = ("stack", "layers")  # `stack/layers/INDEX/...`
 
 
 class Leaf(NamedTuple):
@@ -46,9 +47,11 @@ def differences(saved: Mapping[Path, Leaf], wanted: Mapping[Path, Leaf]) -> list
 
 def in_layout_of(target: Mapping[Path, Any], tree: Mapping[Path, T], *, take: Take, join: Join) -> Mapping[Path, T]:
     """Returns `tree` with its layers stacked or apart, as they are in `target`."""
-    if is_scanned(target) == is_scanned(tree):
+    wanted, found = period_of(target), period_of(tree)
+    if wanted == found:
         return tree
-    return scanned(tree, join) if is_scanned(target) else unrolled(tree, take)
+    apart = unrolled(tree, take) if found else tree
+    return scanned(apart, join, period=wanted) if wanted else apart
 
 
 def cut_leaf(leaf: Leaf, index: int) -> Leaf:
@@ -95,41 +98,59 @@ def join_placed(arrays: list[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((len(arrays), *first.shape), first.dtype, sharding=sharding)
 
 
-def is_scanned(paths: Mapping[Path, Any]) -> bool:
-    """Tells whether any of `paths` is of a scanned stack."""
-    return any(_at(path, SCANNED) is not None for path in paths)
+def period_of(paths: Iterable[Path]) -> int:
+    """Returns the layers of a group of the scanned stack that `paths` belong to; 0 where no stack is scanned."""
+    period = 0
+    for path in paths:
+        if (place := _at(path, SCANNED)) is not None:
+            period = max(period, int(path[place + 2]) + 1 if path[place + 2].isdigit() else 1)
+    return period
 
 
 def unrolled(tree: Mapping[Path, Any], take: Take) -> dict[Path, Any]:
-    """Returns `tree` with each stacked leaf `[l ...]` as `l` leaves; `take(leaf, index)` cuts one out."""
+    """Returns `tree` with each leaf of a scanned stack as one leaf a layer; `take(leaf, group)` cuts one out."""
+    period = period_of(tree)
     found: dict[Path, Any] = {}
     for path, leaf in tree.items():
-        place = _at(path, SCANNED)
-        if place is None:
+        if (start := _at(path, SCANNED)) is not None:
+            first, tail = (0, path[start + 2 :]) if period == 1 else (int(path[start + 2]), path[start + 3 :])
+            for group in range(leaf.shape[0]):
+                found[(*path[:start], *UNROLLED, str(group * period + first), *tail)] = take(leaf, group)
+        elif (start := _at(path, REST)) is not None:
+            groups = tree[(*path[:start], *SCANNED, *path[start + 2 :])].shape[0]
+            index = groups * period + int(path[start + 2])
+            found[(*path[:start], *UNROLLED, str(index), *path[start + 3 :])] = leaf
+        else:
             found[path] = leaf
-            continue
-        for index in range(leaf.shape[0]):
-            found[(*path[:place], *UNROLLED, str(index), *path[place + 2 :])] = take(leaf, index)
     return found
 
 
-def scanned(tree: Mapping[Path, Any], join: Join) -> dict[Path, Any]:
-    """Returns `tree` with the leaves of all layers as one `[l ...]`; `join(leaves)` stacks them."""
+def scanned(tree: Mapping[Path, Any], join: Join, *, period: int) -> dict[Path, Any]:
+    """Returns `tree` with its layers as a scanned stack has them, in groups of `period`; `join(leaves)` stacks them."""
     found: dict[Path, Any] = {}
-    layers: dict[Path, dict[int, Any]] = {}
+    layers: dict[tuple[Path, Path], dict[int, Any]] = {}
     for path, leaf in tree.items():
-        place = _at(path, UNROLLED)
-        if place is None:
+        start = _at(path, UNROLLED)
+        if start is None:
             found[path] = leaf
         else:
-            stacked = (*path[:place], *SCANNED, *path[place + 3 :])
-            layers.setdefault(stacked, {})[int(path[place + 2])] = leaf
-    return found | {path: join([parts[index] for index in sorted(parts)]) for path, parts in layers.items()}
+            layers.setdefault((path[:start], path[start + 3 :]), {})[int(path[start + 2])] = leaf
+    depth = 1 + max((index for parts in layers.values() for index in parts), default=-1)
+    in_groups = depth - depth % period
+    for (head, tail), parts in layers.items():
+        for place in range(period):
+            number = () if period == 1 else (str(place),)
+            if stacked := [parts[index] for index in range(place, in_groups, period) if index in parts]:
+                found[(*head, *SCANNED, *number, *tail)] = join(stacked)
+        for index in range(in_groups, depth):
+            if index in parts:
+                found[(*head, *REST, str(index - in_groups), *tail)] = parts[index]
+    return found
 
 
 def _at(path: Path, names: Path) -> int | None:
-    """Returns where in `path` the two `names` stand one after the other, or None."""
-    for place in range(len(path) - 1):
-        if path[place : place + 2] == names and (names == SCANNED or re.fullmatch(r"\d+", path[place + 2])):
-            return place
+    """Returns where in `path` the two `names` stand one after the other, before a number if they hold a list."""
+    for start in range(len(path) - 2):
+        if path[start : start + 2] == names and (names == SCANNED or path[start + 2].isdigit()):
+            return start
     return None

@@ -5,10 +5,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from flax import nnx
+
 from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError, Saved
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.errors import CheckpointError, ConfigError, NonFiniteError
+from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.state import TrainStateNNX
 
 
@@ -172,6 +175,25 @@ def load_weights(store: CheckpointStore, state: TrainStateNNX, config: Checkpoin
     saved, wants = find_weights(store, config, wanted)
     store.restore(saved, state, items=("model",), wants=wants)
     return saved.step
+
+
+def read_to_evaluate(store: CheckpointStore, wanted: Wanted, *, averages: bool) -> tuple[int, nnx.Module]:
+    """Returns the step of the newest checkpoint, and the model with the weights to evaluate with.
+
+    Args:
+        store: of the run.
+        wanted: what is asked of it.
+        averages: whether the optimizer holds these weights; its moments are then read too.
+
+    Raises:
+        CheckpointError: there is none, or it is of another model.
+    """
+    state = wanted.make_state()
+    saved = store.read(store.newest())
+    check_tokenizer(saved, wanted.tokenizer)
+    items = ("model", "optimizer") if averages else ("model",)
+    store.restore(saved, state, items=items)
+    return saved.step, evaluation_model(state)
 
 
 def check_tokenizer(saved: Saved, tokenizer: str) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from nnxtrain.checkpoint.failures import reason, tell_failures_once
 from nnxtrain.checkpoint.layout import (
     Leaf,
     cut_leaf,
@@ -68,8 +69,7 @@ class CheckpointStore:
             read_only: only the run that owns the folder may write; leftovers of saves that a crash cut short, which
                 could be the live save of another process, are removed when it is opened for writing.
         """
-        for name in ("absl", "asyncio", "concurrent.futures"):  # orbax tells each phase there, and tells errors twice
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        tell_failures_once()
         self.folder = folder.resolve()
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=config.ocdbt, use_zarr3=config.zarr3)
         self._handlers = dict.fromkeys(ARRAYS, handler) | dict.fromkeys(NOTES, ocp.JsonCheckpointHandler())
@@ -248,8 +248,8 @@ class CheckpointStore:
         except CheckpointError:
             raise
         except Exception as error:  # orbax and its storage layer raise many kinds
-            reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-            raise CheckpointError(f"step {self._saving}: the checkpoint in {self.folder} {what}: {reason}") from error
+            where = f"step {self._saving}: the checkpoint in {self.folder}"
+            raise CheckpointError(f"{where} {what}: {reason(error)}") from error
 
 
 def _goodness(metrics: Mapping[str, float]) -> float:

@@ -20,7 +20,7 @@ class CheckpointConfig:
     resume: str = key(
         "auto", "a used directory: auto = go on if it can, never = refuse, must = go on, STEP = from there each time"
     )
-    init_from: str | None = key(None, "run directory whose newest weights a fresh run starts from")
+    init_from: str | None = key(None, "run directory whose newest weights, as trained, a fresh run starts from")
     init_include: tuple[str, ...] = key(("*",), "patterns of the parameter paths that init_from reads")
     init_exclude: tuple[str, ...] = key((), "patterns of the parameter paths that init_from leaves alone")
     ocdbt: bool = key(True, "few files for many arrays")

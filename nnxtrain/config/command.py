@@ -1,19 +1,33 @@
 """The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
 
 import argparse
+import contextlib
+import functools
 import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nnxtrain.config.load import list_keys, load, to_yaml
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
+
+
+def make_parser(name: str, description: str, *, epilog: str) -> argparse.ArgumentParser:
+    """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its lines."""
+    return argparse.ArgumentParser(
+        prog=f"python -m nnxtrain.{name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -37,13 +51,13 @@ def answer_about_keys(arguments: argparse.Namespace) -> bool:
     return True
 
 
-def load_config(arguments: argparse.Namespace) -> Config:
-    """Loads the configuration that the words name."""
+def load_config(arguments: argparse.Namespace, *, extra: Mapping[str, Collection[str]] | None) -> Config:
+    """Loads the configuration that the words name; `extra` is that of `load`."""
     if arguments.config is None:
         raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
     if "=" in arguments.config and not Path(arguments.config).exists():
         raise ConfigError(f"the first word must be a configuration file, not {arguments.config!r}; see --help")
-    return load(arguments.config, arguments.overrides)
+    return load(arguments.config, arguments.overrides, extra=extra)
 
 
 def print_config(config: Config) -> None:
@@ -57,15 +71,6 @@ def choose_platform(config: Config) -> None:
         os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
 
 
-def leave(code: int) -> NoReturn:
-    """Ends the process with an exit code; after a failed save at once, for orbax's threads then wait on for minutes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code == CheckpointError.exit_code:
-        os._exit(code)
-    sys.exit(code)
-
-
 def leave_on_signals() -> None:
     """Ends the process in good order on SIGTERM and SIGINT, as long as there is nothing to save."""
 
@@ -76,6 +81,17 @@ def leave_on_signals() -> None:
     if threading.current_thread() is threading.main_thread():  # elsewhere signals are the caller's
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, leave)
+
+
+@contextlib.contextmanager
+def traced(config: Config) -> Iterator[None]:
+    """Prints where an error came from, if `debug.traceback` asks for it."""
+    try:
+        yield
+    except (UserError, OSError):
+        if config.debug.traceback:
+            traceback.print_exc()
+        raise
 
 
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
@@ -91,6 +107,22 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a file or folder that somebody else made, moved or filled
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def run(main: Callable[..., int], **options: Any) -> NoReturn:
+    """Runs an entry point on the words of the command line and ends the process with its exit code.
+
+    After a failed save the process ends at once, for orbax's threads then wait on for minutes.
+    """
+    code = guarded(functools.partial(main, **options))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == CheckpointError.exit_code:
+        os._exit(code)
+    sys.exit(code)

@@ -1,5 +1,7 @@
 """How one configuration key is declared: default, doc, choices, range."""
 
+import difflib
+from collections.abc import Collection
 from dataclasses import Field, field
 from typing import Any
 
@@ -34,6 +36,12 @@ def problem_of(declared: Field, value: Any) -> str | None:
     if isinstance(value, int) and value > LARGEST:
         return f"{value} must be at most {LARGEST}"
     return None
+
+
+def none_of(name: str, names: Collection[str]) -> str:
+    """Returns that `name` is none of `names`, with the nearest of them."""
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"{name!r} is not one of {', '.join(names)}{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def show(value: Any) -> str:

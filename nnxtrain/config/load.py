@@ -11,7 +11,7 @@ import yaml
 from ml_collections import ConfigDict
 
 from nnxtrain.config.coerce import coerce, name_of
-from nnxtrain.config.key import problem_of, show
+from nnxtrain.config.key import none_of, problem_of, show
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 from nnxtrain.config.presets import MESH_PRESETS, PRESETS
 from nnxtrain.config.schema import Config, Leaf, leaves, sections
@@ -57,7 +57,7 @@ def load(
     together = [f"{_place(key, what, places) or path}: {key}: {what}" for key, what in _problems_together(config)]
     if together:
         raise ConfigError(_report(together))
-    return replace(config, model=config.model.derived())
+    return replace(config, model=config.model.derived(), optimizer=config.optimizer.derived())
 
 
 def to_yaml(config: Config) -> str:
@@ -108,15 +108,12 @@ def _take(word: Word, given: dict[str, Any], extra: Mapping[str, Collection[str]
     if word.path not in LEAVES:
         return f"unknown key {word.path}{_nearest(word.path)}"
     leaf = LEAVES[word.path]
-    choices = (
-        (*leaf.declared.metadata["choices"], *extra.get(word.path, ())) if leaf.declared.metadata["choices"] else ()
-    )
+    built_in = leaf.declared.metadata["choices"]
+    choices = tuple(dict.fromkeys([*built_in, *extra.get(word.path, ())])) if built_in else ()
     try:
         given[word.path] = coerce(word, leaf.type, choices)
     except LookupError:
-        near = difflib.get_close_matches(str(word.text).lower(), choices, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{word.path}: {word.text!r} is not one of {', '.join(choices)}{hint}"
+        return f"{word.path}: {none_of(str(word.text), choices)}"
     except ValueError as error:
         return f"{word.path}: {error}"
     return None

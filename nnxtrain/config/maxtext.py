@@ -50,11 +50,12 @@ MAXTEXT_KEYS = {
     "rope_max_timescale": "model.rope_theta",
     "shard_optimizer_over_data": "mesh.preset (zero1)",
     "sharding_tolerance": "mesh.replication_tolerance",
+    "sliding_window_size": "model.window",
     "skip_first_n_steps_for_profiler": "profile.skip_first",
     "tokenizer_type": "data.tokenizer",
     "use_qk_norm": "model.qk_norm",
     "vocab_size": "model.vocab",
-    "warmup_steps_fraction": "schedule.warmup_steps (a number of steps)",
+    "warmup_steps_fraction": "schedule.warmup_fraction",
     "weight_dtype": "model.param_dtype",
     "z_loss_multiplier": "loss.z_loss",
 }

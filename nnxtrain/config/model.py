@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nnxtrain.config.key import key
+from nnxtrain.config.key import key, none_of, show
 from nnxtrain.config.presets import PRESETS
 
+GLOBAL, LOCAL = KINDS = ("global", "local")  # of layers, by what their attention sees
 MLP_MULTIPLE = 64  # a derived model.mlp is rounded up to this
 MULTIPLE_OF_VOCAB = 128  # rows of the embedding table are rounded up to this
 
@@ -32,8 +33,16 @@ class ModelConfig:
     param_dtype: str = key("float32", "type of the weights", choices=("float32", "bfloat16"))
     tied: bool = key(False, "the head is the embedding table")
     scan_layers: bool = key(True, "scan one block over stacked weights; false unrolls the stack")
-    pattern: tuple[str, ...] = key(("global",), "kinds of block, repeated over the stack", planned=True)
-    attention: str = key("dot_product", "attention kernel", choices=("dot_product",))
+    scan_unroll: int = key(1, "layers, or groups of a pattern, that one turn of the scan takes", span="[1, inf)")
+    pattern: tuple[str, ...] = key(
+        (GLOBAL,), "kinds of layer, repeated over the stack: global sees the whole past, local a window of it"
+    )
+    window: int | None = key(None, "tokens that a local layer sees, the newest included", span="[1, inf)")
+    attention: str = key(
+        "auto",
+        "attention kernel; auto = blocked, or dot_product where devices share a sequence (mesh.context)",
+        choices=("auto", "blocked", "dot_product"),
+    )
     qk_norm: bool = key(False, "RMS norm on queries and keys, before rotation")
     logit_softcap: float | None = key(None, "logits are squashed into (-cap, cap); null = off", span="[1e-6, inf)")
     norm_eps: float = key(1e-5, "added to the mean square in RMS norm", span="[0, inf)")
@@ -57,6 +66,16 @@ class ModelConfig:
         )
 
     @property
+    def period(self) -> int:
+        """Layers after which the pattern repeats; a pattern longer than the stack is cut."""
+        return min(len(self.pattern), self.layers)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of each layer of the stack."""
+        return tuple(self.pattern[index % self.period] for index in range(self.layers))
+
+    @property
     def padded_vocab(self) -> int:
         """Rows of the embedding table: `vocab` rounded up, so that it can be cut over devices."""
         return self.vocab + -self.vocab % MULTIPLE_OF_VOCAB
@@ -74,5 +93,17 @@ class ModelConfig:
         if self.head_dim % 2:
             rule = f"{self.head_dim} must be even, since positions rotate pairs"
             yield "model.head_dim", f"{rule}; the next that fits is {self.head_dim + 1}"
+        yield from self._pattern_problems()
         if self.rope_scaling == "llama3" and self.rope_low >= self.rope_high:
             yield "model.rope_low", f"{self.rope_low} must be below model.rope_high={self.rope_high}"
+
+    def _pattern_problems(self) -> Iterator[tuple[str, str]]:
+        if unknown := [kind for kind in self.pattern if kind not in KINDS]:
+            yield "model.pattern", none_of(unknown[0], KINDS)
+        elif not self.pattern:
+            yield "model.pattern", f"must name at least one kind of layer: {', '.join(KINDS)}"
+        elif LOCAL in self.pattern and self.window is None:
+            yield "model.window", f"is missing, and model.pattern={show(self.pattern)} has local layers"
+        elif LOCAL not in self.pattern and self.window is not None:
+            rule = f"{self.window} is read by local layers alone, and model.pattern={show(self.pattern)} has none"
+            yield "model.window", f"{rule}; write model.pattern=local or model.window=null"

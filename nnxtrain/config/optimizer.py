@@ -1,21 +1,107 @@
 """How gradients become updates."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from nnxtrain.config.coerce import coerce
 from nnxtrain.config.key import key
+from nnxtrain.config.words import Word
+
+FIRST_MOMENTS = ("adamw", "lion", "muon", "sgd")  # rules that keep one, sgd with optimizer.momentum alone
+# what null stands for where a rule has published values of its own
+OWN_B2 = {"lion": 0.99}
+OWN_MOMENTUM = {"muon": 0.95}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters whose paths match `pattern`, and what differs for them; None leaves it as it is."""
+
+    pattern: str
+    decay: float | None = None
+    rate_scale: float | None = None
+    freeze: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optax chain: clipping, the rule, decoupled weight decay."""
+    """The optax chain: clipping, the rule, decoupled weight decay, learning rate, averages."""
 
-    name: str = key("adamw", "update rule", choices=("adamw", "sgd"))
+    name: str = key(
+        "adamw",
+        "update rule",
+        choices=("adamw", "adafactor", "lion", "muon", "sgd", "schedule_free_adamw"),
+    )
     learning_rate: float = key(3e-4, "peak learning rate", span="[0, 1e38]")
     weight_decay: float = key(
         0.1, "decoupled decay of matrices and embeddings; norms and biases are never decayed", span="[0, inf)"
     )
-    b1: float = key(0.9, "adamw: memory of the first moment", span="[0, 1)")
-    b2: float = key(0.95, "adamw: memory of the second moment", span="[0, 1)")
-    eps: float = key(1e-8, "adamw: added to the root of the second moment", span="[0, inf)")
-    momentum: float = key(0.0, "sgd: memory of the velocity", span="[0, 1)")
+    b1: float = key(0.9, "memory of the first moment; schedule_free_adamw: pull to the average", span="[0, 1)")
+    b2: float | None = key(None, "memory of the second moment; null = 0.95, lion 0.99", span="[0, 1)")
+    eps: float = key(1e-8, "adamw, muon, schedule_free_adamw: added to the root of the second moment", span="[0, inf)")
+    momentum: float | None = key(None, "sgd, muon: memory of the velocity; null = sgd 0, muon 0.95", span="[0, 1)")
+    mu_dtype: str = key("float32", "type of the first moment or velocity", choices=("float32", "bfloat16"))
     clip_norm: float | None = key(1.0, "gradients are scaled down to this norm; 0 or null = off", span="[0, inf)")
+    groups: tuple[str, ...] = key(
+        (), "'PATTERN decay=D rate_scale=R' or 'PATTERN freeze' for parameters whose path matches; later ones win"
+    )
+    ema: float | None = key(
+        None, "memory of a running average of the weights, used to evaluate and generate; null = off", span="[0, 1)"
+    )
+
+    @property
+    def averages(self) -> bool:
+        """Whether the weights to evaluate with are averages, which the optimizer holds."""
+        return self.ema is not None or self.name == "schedule_free_adamw"
+
+    def derived(self) -> "OptimizerConfig":
+        """Returns a copy in which the published values of the rule stand where none was given."""
+        b2 = OWN_B2.get(self.name, 0.95) if self.b2 is None else self.b2
+        momentum = OWN_MOMENTUM.get(self.name, 0.0) if self.momentum is None else self.momentum
+        return replace(self, b2=b2, momentum=momentum)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields `(key, what is wrong and what would be right)`; published values are not filled in yet."""
+        for text in self.groups:
+            try:
+                group_of(text)
+            except ValueError as error:
+                yield "optimizer.groups", str(error)
+        is_plain = self.name == "sgd" and not self.momentum
+        if self.mu_dtype != "float32" and (self.name not in FIRST_MOMENTS or is_plain):
+            there = f"{', '.join(FIRST_MOMENTS)} (with optimizer.momentum) do"
+            yield "optimizer.mu_dtype", f"{self.mu_dtype}: optimizer.name={self.name} keeps no first moment; {there}"
+        if self.name == "schedule_free_adamw" and not self.b1:
+            yield "optimizer.b1", "0.0 must be above 0 for optimizer.name=schedule_free_adamw, such as 0.9"
+        if self.name == "schedule_free_adamw" and self.ema is not None:
+            yield "optimizer.ema", f"{self.ema} averages a second time what schedule_free_adamw averages; null is right"
+
+
+def group_of(text: str) -> Group:
+    """Returns the group that an item of `optimizer.groups` describes.
+
+    Raises:
+        ValueError: the text is no such item; says what was expected.
+    """
+    pattern, *words = text.split() or [""]
+    found: dict[str, float | bool] = {}
+    for word in words:
+        name, equals, number = word.partition("=")
+        if name in found:
+            raise ValueError(f"{text!r} gives {name} twice")
+        if word == "freeze":
+            found[name] = True
+        elif name in ("decay", "rate_scale") and equals:
+            found[name] = _not_negative(text, word, number)
+        else:
+            raise ValueError(f"{text!r}: {word!r} is not decay=D, rate_scale=R or freeze")
+    if not found or ("freeze" in found and len(found) > 1):
+        raise ValueError(f"{text!r} must be a pattern and then decay=D, rate_scale=R or both, or freeze alone")
+    return Group(pattern, **found)  # type: ignore[arg-type]
+
+
+def _not_negative(text: str, word: str, number: str) -> float:
+    value = coerce(Word(word, number, text), float, ())
+    if value < 0:
+        raise ValueError(f"{text!r}: {word!r} must be at least 0")
+    return value

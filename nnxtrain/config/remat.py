@@ -1,16 +1,61 @@
 """What the backward pass keeps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nnxtrain.config.key import key
+from nnxtrain.config.key import key, none_of
+from nnxtrain.tags import LAYER_INPUT, TAGS
+
+ACTIONS = ("save", "offload", "recompute")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RematConfig:
-    """Rematerialisation of each block."""
+    """Rematerialisation of each layer."""
 
     policy: str = key(
         "none",
-        "kept for the backward pass: everything (none), block inputs alone (full), products of matrices (dots)",
-        choices=("dots", "full", "none"),
+        "kept for the backward pass: everything (none), inputs of layers alone (full), or more; see docs/remat.md",
+        choices=(
+            "none",
+            "full",
+            "dots",
+            "dots_no_batch",
+            "attention",
+            "mlp",
+            "qkv",
+            "attention_layer",
+            "projections",
+            "projections_attention",
+            "qkv_offload",
+            "projections_offload",
+            "custom",
+        ),
     )
+    tags: tuple[str, ...] = key((), "TAG=save, TAG=offload or TAG=recompute for each tag that custom keeps or not")
+
+    @property
+    def actions(self) -> dict[str, str]:
+        """What happens to each tag that `tags` names; the others are recomputed."""
+        return dict(word.split("=", 1) for word in self.tags)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields `(key, what is wrong and what would be right)`."""
+        if self.tags and self.policy != "custom":
+            yield "remat.tags", f"read by remat.policy=custom alone, not by remat.policy={self.policy}"
+        if not self.tags and self.policy == "custom":
+            yield "remat.policy", "custom needs remat.tags, such as remat.tags=mlp_hidden=save; full keeps no tag"
+        seen: set[str] = set()
+        for word in self.tags:
+            tag, equals, action = word.partition("=")
+            if not equals:
+                yield "remat.tags", f"{word!r} is no pair; write {word}=save, {word}=offload or {word}=recompute"
+            elif tag not in TAGS:
+                yield "remat.tags", none_of(tag, TAGS)
+            elif action not in ACTIONS:
+                yield "remat.tags", f"{word}: {none_of(action, ACTIONS)}"
+            elif tag in seen:
+                yield "remat.tags", f"{tag} is named twice"
+            elif word == f"{LAYER_INPUT}=recompute":
+                yield "remat.tags", f"{word}: nothing is left to compute it from; save or offload it"
+            seen.add(tag)

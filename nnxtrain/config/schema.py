@@ -71,6 +71,10 @@ class Config:
                 f"{chunks} must divide batch.sequence={self.batch.sequence}; the next that fits is {fits}",
             )
         yield from self.mesh_problems({name: max(size, 1) for name, size in self.mesh.sizes().items()})
+        if self.profile.enabled and (first := self.profile.first_traced) >= self.steps:
+            waits = f"profile.wait={self.profile.wait} and profile.warmup={self.profile.warmup}"
+            rule = f"with {waits} the first trace would be of step {first}, counted from 0"
+            yield "profile.skip_first", f"{rule}; it must lie below steps={self.steps}"
 
     def mesh_problems(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Yields what is wrong with cutting batches over so many devices along each axis, and what would be right."""
@@ -97,6 +101,13 @@ class Config:
         if self.model.vocab < 16384:
             return 1
         return max(n for n in range(1, 9) if self.batch.sequence % n == 0)
+
+    @property
+    def attention(self) -> str:
+        """The attention kernel, with `model.attention=auto` resolved."""
+        if self.model.attention != "auto":
+            return self.model.attention
+        return "blocked" if self.mesh.context == 1 else "dot_product"
 
     @property
     def eval_rows(self) -> int:

@@ -1,5 +1,6 @@
 """Tokenised documents on disk, made once and memory-mapped from then on."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from nnxtrain.types import Tokenizer
 logger = logging.getLogger(__name__)
 FORMAT = 1  # of the cache folder
 REPORT_EVERY_S = 5.0
+LEFTOVER_S = 7 * 86400.0
 
 
 class Corpus(NamedTuple):
@@ -72,6 +74,7 @@ def cached_corpus(
     if not folder.is_dir():
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(cache_dir)
             with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".making-") as making:
                 _write(Path(making), _progress(files, read), tokenizer)
                 _publish(Path(making), folder)
@@ -81,6 +84,14 @@ def cached_corpus(
                 f"data.cache_dir: {cache_dir} cannot be written: {reason}; choose another folder"
             ) from error
     return _open(folder, files)
+
+
+def _remove_leftovers(cache_dir: Path) -> None:
+    """Removes what processes that were killed had begun to make, so long ago that none can still be at it."""
+    for folder in cache_dir.glob(".making-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            if time.time() - folder.stat().st_mtime > LEFTOVER_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _publish(made: Path, folder: Path) -> None:

@@ -25,7 +25,7 @@ def find_files(patterns: Iterable[str], *, key: str) -> list[Path]:
     found: dict[Path, Path] = {}
     for written in patterns:
         pattern = os.path.expanduser(written)
-        matches = [Path(match) for match in glob.glob(pattern, recursive=True)] or [Path(pattern)]
+        matches = [Path(match) for match in _matches(pattern)] or [Path(pattern)]
         files = [match for match in matches if match.is_file()]
         if not files and any(match.is_dir() for match in matches):
             hint = f"a glob such as '{written.rstrip('/')}/**/*.txt' names files"
@@ -36,6 +36,30 @@ def find_files(patterns: Iterable[str], *, key: str) -> list[Path]:
             raise ConfigError(f"{key}: {written!r} matches only empty files")
         found |= {file.resolve(): file for file in files}
     return sorted(found.values())
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Yields what `glob.glob` does; its own walk along `**` would not end where links form loops."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        yield from glob.iglob(pattern)
+        return
+    at = parts.index("**")
+    rest = "/".join(parts[at + 1 :]) or "*"
+    for top in glob.iglob("/".join([*parts[:at], ""]) or "./"):
+        for folder in _folders(top):
+            yield from _matches(f"{glob.escape(folder)}/{rest}")
+
+
+def _folders(top: str) -> Iterator[str]:
+    """Yields `top` and the folders below it, also through links, each once; hidden ones are left out."""
+    seen = set()
+    for folder, below, _ in os.walk(top, followlinks=True):
+        real = os.path.realpath(folder)
+        below[:] = [] if real in seen else sorted(name for name in below if not name.startswith("."))
+        if real not in seen:
+            seen.add(real)
+            yield folder
 
 
 def read_documents(file: Path, *, text_field: str, invalid_utf8: str) -> Iterator[str]:

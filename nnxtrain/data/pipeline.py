@@ -14,7 +14,11 @@ from nnxtrain.types import Batch, Rows
 
 
 class Cut(NamedTuple):
-    """How many rows a batch holds: `microbatches * rows`, leaves `[m b ...]`."""
+    """How many rows a batch holds: `microbatches * rows`, leaves `[m b ...]`.
+
+    This is the one place where a batch is cut. It happens on the host, and a mesh then shares `b`, not `m`: each device
+    gets its rows of every microbatch once, and no row goes from device to device.
+    """
 
     microbatches: int
     rows: int
@@ -23,6 +27,10 @@ class Cut(NamedTuple):
     def global_size(self) -> int:
         """Rows of all microbatches."""
         return self.microbatches * self.rows
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Cuts leaves `[m*b ...]` to `[m b ...]`: microbatch `k` holds rows `k * b` to `(k + 1) * b`."""
+        return {name: leaf.reshape(self.microbatches, self.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
 
 
 class Order(NamedTuple):
@@ -155,19 +163,16 @@ def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Ite
 
 
 def stack_rows(group: list[dict[str, np.ndarray]], cut: Cut) -> Batch:
-    """Stacks rows `[s]` to `[m b s]`, fills up with empty ones, and numbers them in `rows` `[m b]`.
-
-    Microbatch `k` holds rows `k * b` to `(k + 1) * b` of the global batch.
-    """
+    """Stacks rows `[s]` to `[m b s]`, fills up with empty ones, and numbers them in `rows` `[m b]`."""
     empty = jax.tree.map(np.zeros_like, group[0])
-    return _stacked(group + [empty] * (cut.global_size - len(group)), range(cut.global_size), cut.microbatches)
+    return _stacked(group + [empty] * (cut.global_size - len(group)), range(cut.global_size), cut)
 
 
-def _stacked(rows: list[dict[str, np.ndarray]], places: Sequence[int], microbatches: int) -> Batch:
+def _stacked(rows: list[dict[str, np.ndarray]], places: Sequence[int], cut: Cut) -> Batch:
     """Stacks rows `[s]`, the same number of each microbatch, to `[m b s]`, with their `places` in the global batch."""
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     batch["rows"] = np.array(places, np.int32)
-    return {name: leaf.reshape(microbatches, -1, *leaf.shape[1:]) for name, leaf in batch.items()}
+    return cut(batch)
 
 
 class _Batches:
@@ -175,17 +180,18 @@ class _Batches:
 
     def __init__(self, rows: Rows, cut: Cut, own: Sequence[int]):
         self._rows = rows
-        self._cut = cut
+        self._size = cut.global_size
+        self._own = Cut(cut.microbatches, len(own))
         self._places = [microbatch * cut.rows + row for microbatch in range(cut.microbatches) for row in own]
 
     def __len__(self) -> int:
-        return -(-len(self._rows) // self._cut.global_size)
+        return -(-len(self._rows) // self._size)
 
     def __getitem__(self, index: int) -> Batch:
-        first, there = index * self._cut.global_size, len(self._rows)
+        first, there = index * self._size, len(self._rows)
         group = [self._rows[first + place] for place in self._places if first + place < there]
         empty = jax.tree.map(np.zeros_like, (group or [self._rows[first]])[0])
-        return _stacked([*group, *[empty] * (len(self._places) - len(group))], self._places, self._cut.microbatches)
+        return _stacked([*group, *[empty] * (self._own.global_size - len(group))], self._places, self._own)
 
 
 class _Checked:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import jax
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from nnxtrain.axes import BATCH, HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, WHOLE
-from nnxtrain.config.model import ModelConfig
+from nnxtrain.config.model import LOCAL, ModelConfig
 from nnxtrain.lookup import lookup
 from nnxtrain.nn.attention import ATTENTIONS, Attention, HeadSizes, KvCache
 from nnxtrain.nn.dropout import Dropout
@@ -15,6 +16,7 @@ from nnxtrain.nn.mlp import GatedMlp
 from nnxtrain.nn.norm import RmsNorm
 from nnxtrain.nn.param import Precision
 from nnxtrain.nn.rope import Rotation
+from nnxtrain.tags import LAYER_INPUT
 from nnxtrain.types import Attend, Layout
 
 
@@ -25,20 +27,24 @@ class AttendOn:
     layout: Layout
     attend: Attend
 
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    def __call__(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None
+    ) -> jax.Array:
         """See `Attend`."""
         place = self.layout.activations
         q = place(q, BATCH, SEQUENCE, HEADS, HEAD_DIM)
         k, v = (place(x, BATCH, WHOLE, KV_HEADS, HEAD_DIM) for x in (k, v))
-        return place(self.attend(q, k, v, segment_ids), BATCH, SEQUENCE, HEADS, HEAD_DIM)
+        return place(self.attend(q, k, v, segment_ids, window), BATCH, SEQUENCE, HEADS, HEAD_DIM)
 
 
 class Block(nnx.Module):
     """Maps the residual stream `[b s d]` to `[b s d]`."""
 
-    def __init__(self, config: ModelConfig, *, layout: Layout, precision: Precision, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, kind: str, layout: Layout, precision: Precision, rngs: nnx.Rngs):
+        """Makes the layer; `kind` is one of `KINDS`."""
         out_scale = 1 / math.sqrt(2 * config.layers)  # the residual stream sums 2 * layers outputs
-        sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim)
+        window = config.window if kind == LOCAL else None
+        sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim, window)
         self.attention_norm = RmsNorm(config.embed, eps=config.norm_eps)
         self.attention = Attention(
             sizes,
@@ -51,11 +57,14 @@ class Block(nnx.Module):
         self.mlp_norm = RmsNorm(config.embed, eps=config.norm_eps)
         self.mlp = GatedMlp(config.embed, config.mlp, out_scale=out_scale, precision=precision, rngs=rngs)
 
+    @jax.named_scope("layer")
     def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array, drop: Dropout) -> jax.Array:
         """Maps `[b s d]` to `[b s d]`; `drop` is that of this layer."""
+        x = checkpoint_name(x, LAYER_INPUT)
         x = x + drop.at(0)(self.attention(self.attention_norm(x), rotation, segment_ids))
         return x + drop.at(1)(self.mlp(self.mlp_norm(x)))
 
+    @jax.named_scope("layer")
     def decode(
         self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
     ) -> tuple[jax.Array, KvCache]:

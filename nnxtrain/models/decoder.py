@@ -9,7 +9,7 @@ from flax import nnx
 from nnxtrain.axes import BATCH, EMBED, SEQUENCE, VOCAB
 from nnxtrain.config.model import ModelConfig
 from nnxtrain.models.block import Block
-from nnxtrain.models.stack import ScannedStack, UnrolledStack, Wrap
+from nnxtrain.models.stack import ScannedStack, Stack, UnrolledStack, Wrap, bare
 from nnxtrain.nn.attention import KvCache
 from nnxtrain.nn.dropout import Dropout
 from nnxtrain.nn.embed import Embedding
@@ -34,6 +34,8 @@ class Scorer(nnx.Module):
         scores = self.layout.activations(self.table.logits(hidden), BATCH, SEQUENCE, VOCAB)
         if (cap := self.softcap) is not None:
             scores = cap * jnp.tanh(scores / cap)
+        if self.vocab == scores.shape[-1]:
+            return scores  # a choice that always falls alike still costs a pass over them
         return jnp.where(jnp.arange(scores.shape[-1]) < self.vocab, scores, jnp.finfo(scores.dtype).min)
 
 
@@ -42,6 +44,8 @@ class Decoder(nnx.Module):
 
     Source: Touvron et al. 2023, arXiv:2302.13971 (the arrangement of the parts).
     """
+
+    scorer_type = Scorer  # of the head; a subclass may have its own
 
     def __init__(
         self, config: ModelConfig, *, vocab: int, wrap: Wrap, layout: Layout, precision: Precision, rngs_at: RngsAt
@@ -62,8 +66,9 @@ class Decoder(nnx.Module):
         self.layout = layout
         self.precision = precision
 
-        def block(index: jax.typing.ArrayLike) -> Block:
-            return Block(config, layout=layout, precision=precision, rngs=rngs_at("stack", index))
+        def block(index: jax.typing.ArrayLike, place: int) -> Block:
+            kind, rngs = config.pattern[place], rngs_at("stack", index)
+            return Block(config, kind=kind, layout=layout, precision=precision, rngs=rngs)
 
         def table(path: str, deviation: float) -> Embedding:
             sizes = (config.padded_vocab, config.embed)
@@ -72,7 +77,10 @@ class Decoder(nnx.Module):
 
         small = 1 / math.sqrt(config.embed)  # scores of unit variance from a normalised stream
         self.embedding = table("embedding", small if config.tied else 1.0)
-        self.stack = (ScannedStack if config.scan_layers else UnrolledStack)(config.layers, block)
+        if config.scan_layers:
+            self.stack: Stack = ScannedStack(config.layers, block, period=config.period, unroll=config.scan_unroll)
+        else:
+            self.stack = UnrolledStack(config.layers, block, period=config.period)
         self.norm = RmsNorm(config.embed, eps=config.norm_eps)
         if not config.tied:
             self.head = table("head", small)
@@ -95,7 +103,7 @@ class Decoder(nnx.Module):
     def scorer(self) -> "Scorer":
         """Returns the head, its weights where they are needed, so that pieces of a sequence can share it."""
         table = self.layout.weights(self.embedding if self.config.tied else self.head)
-        return Scorer(table, vocab=self.vocab, softcap=self.config.logit_softcap, layout=self.layout)
+        return self.scorer_type(table, vocab=self.vocab, softcap=self.config.logit_softcap, layout=self.layout)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to scores `[b s v]`, float32."""
@@ -119,7 +127,7 @@ class Decoder(nnx.Module):
         def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: KvCache) -> tuple[jax.Array, KvCache]:
             return layer.decode(x, rotation, item, position)
 
-        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=lambda one: one)
+        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=bare)
         return self.logits(self.norm(x))[:, 0], cache
 
     def _rotation(self, positions: jax.Array) -> Rotation:

@@ -1,6 +1,6 @@
 """Parameters and work of a decoder by formula."""
 
-from nnxtrain.config.model import ModelConfig
+from nnxtrain.config.model import LOCAL, ModelConfig
 
 
 def matmul_parameters(config: ModelConfig) -> int:
@@ -16,10 +16,12 @@ def matmul_parameters(config: ModelConfig) -> int:
 def flops_per_token(config: ModelConfig, sequence: int) -> float:
     """Returns the FLOPs of one training step per token, forward and backward, without recomputation.
 
-    `6 * weights + 6 * layers * sequence * heads * head_dim`: two products of matrices forward and four backward, scores
-    and their sums over the half of the sequence that is in the past, on average.
+    `6 * weights + 12 * seen * heads * head_dim`: two products of matrices forward and four backward; `seen` are the
+    tokens that a token sees, on average over the sequence and summed over the layers: half of the sequence, or less
+    where a window ends before.
 
     Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B, with the causal half counted once.
     """
-    attention = config.layers * sequence * config.heads * config.head_dim
-    return 6.0 * (matmul_parameters(config) + attention)
+    windows = [min(config.window or sequence, sequence) if kind == LOCAL else sequence for kind in config.kinds]
+    seen = sum(window - window**2 / (2 * sequence) for window in windows)
+    return 6.0 * (matmul_parameters(config) + 2 * seen * config.heads * config.head_dim)

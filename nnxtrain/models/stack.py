@@ -1,5 +1,10 @@
-"""Layers scanned over stacked weights, or unrolled: the same numbers, two programs."""
+"""Layers scanned over stacked weights, or unrolled: the same numbers, two programs.
 
+A pattern of `period` kinds of layer repeats over the stack: layer `i` is of kind `i % period`. The scan goes over
+groups of `period` layers; the layers that are left over when the pattern does not divide the stack come after it.
+"""
+
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,7 +16,22 @@ from nnxtrain.axes import LAYER, axes_of
 
 # `(carry, layer, index of the layer, item of this layer) -> (carry, item)`
 Body = Callable[[Any, Any, jax.typing.ArrayLike, Any], tuple[Any, Any]]
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# `(global index of the layer, place in the pattern) -> layer`; the index may be traced
+MakeLayer = Callable[[jax.typing.ArrayLike, int], nnx.Module]
+
+
+class Wrap(Protocol):
+    """Is put around the computation of one layer, such as `jax.checkpoint` with a policy."""
+
+    def __call__(self, function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
+        """Returns a function of the same result; `in_loop` tells whether a loop of the program holds it."""
+        ...
+
+
+def bare(function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
+    """Returns `function`: a layer without wrapping."""
+    return function
 
 
 class Stack(Protocol):
@@ -24,50 +44,98 @@ class Stack(Protocol):
             body: what happens at one layer.
             carry: what goes from layer to layer.
             items: a tree whose leaves have a leading layer axis `[l ...]`; a layer gets its own slice.
-            wrap: put around the body's computation, such as `jax.checkpoint` with a policy.
+            wrap: put around the body's computation.
         Returns: the last carry, and the items that the layers returned, stacked.
         """
         ...
 
 
 class ScannedStack(nnx.Module):
-    """One layer whose parameters are `[l ...]`; the program does not grow with depth."""
+    """One group of layers whose parameters are stacked over groups; the program does not grow with depth.
 
-    def __init__(self, layers: int, make_layer: Callable[[jax.typing.ArrayLike], nnx.Module]):
-        graph = nnx.graphdef(nnx.eval_shape(lambda: make_layer(0)))
-        stacked = jax.vmap(lambda index: nnx.state(make_layer(index)))(jnp.arange(layers))
+    Attributes:
+        layer: the only layer of a group, parameters `[l ...]`; or, of a longer pattern, the list of its layers.
+        rest: the layers that are left over, each with parameters of its own.
+    """
+
+    def __init__(self, layers: int, make_layer: MakeLayer, *, period: int = 1, unroll: int = 1):
+        """Makes the stack.
+
+        Args:
+            layers: of the stack, at least `period`.
+            make_layer: makes one of them.
+            period: length of the pattern.
+            unroll: groups that one turn of the loop takes.
+        """
+        self.period, self.unroll, self.groups = period, unroll, layers // period
+
+        def group(number: jax.typing.ArrayLike) -> nnx.Module:
+            made = [make_layer(number * period + place, place) for place in range(period)]
+            return made[0] if period == 1 else nnx.List(made)
+
+        graph = nnx.graphdef(nnx.eval_shape(lambda: group(0)))
+        stacked = jax.vmap(lambda number: nnx.state(group(number)))(jnp.arange(self.groups))
         self.layer = nnx.merge(graph, stacked)
         for _, parameter in nnx.iter_graph(self.layer):
             if isinstance(parameter, nnx.Param):
                 parameter.set_metadata(axes=(LAYER, *axes_of(parameter)))
+        self.rest = nnx.List([make_layer(index, index % period) for index in range(self.groups * period, layers)])
 
     def run(self, body: Body, carry: Any, items: Any, *, wrap: Wrap) -> tuple[Any, Any]:
         """See `Stack.run`."""
         graph, stacked = nnx.split(self.layer)
-        layers = jax.tree.leaves(stacked)[0].shape[0]
+        period, scanned = self.period, self.groups * self.period
+        # a loop of one turn is none, and unrolling can leave groups outside
+        inside = functools.partial(wrap, in_loop=self.unroll == 1 and self.groups > 1)
 
-        def one(carry: Any, scanned: tuple[nnx.State, jax.Array, Any]) -> tuple[Any, Any]:
-            state, index, item = scanned
-            return body(carry, nnx.merge(graph, state), index, item)
+        def group(carry: Any, part: tuple[nnx.State, jax.Array, Any]) -> tuple[Any, Any]:
+            state, number, items = part
+            made = nnx.merge(graph, state)
+            layers = [made] if period == 1 else list(made)
+            return _in_turn(body, carry, layers, items, first=number * period, wrap=inside)
 
-        return jax.lax.scan(wrap(one), carry, (stacked, jnp.arange(layers), items))
+        grouped = jax.tree.map(lambda leaf: leaf[:scanned].reshape(self.groups, period, *leaf.shape[1:]), items)
+        parts = (stacked, jnp.arange(self.groups), grouped)
+        carry, returned = jax.lax.scan(group, carry, parts, unroll=self.unroll)
+        returned = jax.tree.map(lambda leaf: leaf.reshape(scanned, *leaf.shape[2:]), returned)
+        if not len(self.rest):
+            return carry, returned
+        left = jax.tree.map(lambda leaf: leaf[scanned:], items)
+        outside = functools.partial(wrap, in_loop=False)
+        carry, last = _in_turn(body, carry, list(self.rest), left, first=scanned, wrap=outside)
+        return carry, jax.tree.map(lambda *both: jnp.concatenate(both), returned, last)
 
 
 class UnrolledStack(nnx.Module):
     """A list of layers, each with parameters of its own."""
 
-    def __init__(self, layers: int, make_layer: Callable[[jax.typing.ArrayLike], nnx.Module]):
-        self.layers = nnx.List([make_layer(index) for index in range(layers)])
+    def __init__(self, layers: int, make_layer: MakeLayer, *, period: int = 1):
+        self.layers = nnx.List([make_layer(index, index % period) for index in range(layers)])
 
     def run(self, body: Body, carry: Any, items: Any, *, wrap: Wrap) -> tuple[Any, Any]:
         """See `Stack.run`."""
-        returned = []
-        for index, layer in enumerate(self.layers):
-            graph, state = nnx.split(layer)
+        outside = functools.partial(wrap, in_loop=False)
+        return _in_turn(body, carry, list(self.layers), items, first=0, wrap=outside)
 
-            def one(carry: Any, state: nnx.State, item: Any, graph=graph, index=index) -> tuple[Any, Any]:
-                return body(carry, nnx.merge(graph, state), index, item)
 
-            carry, item = wrap(one)(carry, state, jax.tree.map(lambda leaf, index=index: leaf[index], items))
-            returned.append(item)
-        return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *returned)
+def _in_turn(
+    body: Body,
+    carry: Any,
+    layers: list[nnx.Module],
+    items: Any,
+    *,
+    first: jax.typing.ArrayLike,
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> tuple[Any, Any]:
+    """Folds `body` over `layers`, the first of which has the index `first`; see `Stack.run`."""
+    returned = []
+    for place, layer in enumerate(layers):
+        graph, state = nnx.split(layer)
+
+        def one(carry: Any, state: nnx.State, index: Any, item: Any, graph: Any = graph) -> tuple[Any, Any]:
+            return body(carry, nnx.merge(graph, state), index, item)
+
+        item = jax.tree.map(lambda leaf: leaf[place], items)
+        carry, item = wrap(one)(carry, state, first + place, item)
+        returned.append(item)
+    return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *returned)

@@ -47,6 +47,7 @@ class RowDropout:
         """Returns the dropout of one layer or place, by its number."""
         return RowDropout(self.rate, jax.vmap(lambda key: jax.random.fold_in(key, place))(self.keys))
 
+    @jax.named_scope("dropout")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[b s d]` to `[b s d]`; what is kept grows by `1 / (1 - rate)`."""
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(self.keys)

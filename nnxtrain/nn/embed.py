@@ -20,10 +20,12 @@ class Embedding(nnx.Module):
         self.dtype = precision.compute
         self.layout = layout
 
+    @jax.named_scope("embedding")
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Maps ids `[b s]` to vectors `[b s d]`."""
         return self.layout.lookup(self.table[...], ids).astype(self.dtype)
 
+    @jax.named_scope("head")
     def logits(self, x: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to scores `[b s v]`, float32."""
         return jnp.einsum("bsd,vd->bsv", x, self.table[...].astype(self.dtype), preferred_element_type=jnp.float32)

@@ -6,6 +6,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from nnxtrain.axes import EMBED, MLP
 from nnxtrain.nn.param import Precision, projection
+from nnxtrain.tags import MLP_DOWN, MLP_GATE, MLP_HIDDEN, MLP_UP
 
 
 class GatedMlp(nnx.Module):
@@ -21,7 +22,9 @@ class GatedMlp(nnx.Module):
         back = {MLP: mlp, EMBED: embed}
         self.down = projection("bsf,fd->bsd", back, precision=precision, rngs=rngs, scale=out_scale)
 
+    @jax.named_scope("mlp")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps activations `[b s d]` to `[b s d]`."""
-        hidden = nnx.silu(self.gate(x)) * self.up(x)  # [b s f]
-        return self.down(checkpoint_name(hidden, "mlp_hidden"))
+        gate, up = checkpoint_name(self.gate(x), MLP_GATE), checkpoint_name(self.up(x), MLP_UP)
+        hidden = checkpoint_name(nnx.silu(gate) * up, MLP_HIDDEN)  # [b s f]
+        return checkpoint_name(self.down(hidden), MLP_DOWN)

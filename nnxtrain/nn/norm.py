@@ -17,6 +17,7 @@ class RmsNorm(nnx.Module):
         self.eps = eps
         self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=(axis,))
 
+    @jax.named_scope("norm")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[... width]` to `[... width]` in the dtype of `x`."""
         wide = x.astype(jnp.float32)

@@ -47,6 +47,7 @@ def rotation_at(positions: jax.Array, radians: np.ndarray) -> Rotation:
     return Rotation(jnp.sin(angles), jnp.cos(angles))
 
 
+@jax.named_scope("rotate")
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotates the pairs (i, i + c/2) of `x` `[b s h c]`; the result has the dtype of `x`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -1,52 +1,101 @@
-"""Optax chains: clip by the global norm, then the rule, with weight decay where a parameter's axes call for it."""
+"""Optax chains: clip by the global norm, then a rule with decay and learning rate, then averages of the weights."""
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from nnxtrain.axes import EMBED, STACKED, axes_of
 from nnxtrain.config.optimizer import OptimizerConfig
 from nnxtrain.lookup import lookup
-from nnxtrain.types import Schedule
+from nnxtrain.optim.averages import average_weights
+from nnxtrain.optim.groups import Setting, settings_of
+from nnxtrain.optim.matrices import per_matrix
+from nnxtrain.optim.muon import scale_by_muon, stack_matrix
+from nnxtrain.state import is_trained
+from nnxtrain.types import Course, Schedule, UpdateRule
 
 
-def is_decayed(axes: tuple[str, ...]) -> bool:
-    """Tells whether a parameter of these logical axes is decayed: whether it maps the embedding axis to others.
+def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps, mu_dtype=config.mu_dtype)
 
-    Matrices and the embedding table are; norm scales and biases are not, stacked over layers or not.
+
+def _adamw(config: OptimizerConfig, course: Course) -> optax.GradientTransformation:
+    """Source: Loshchilov and Hutter 2019, arXiv:1711.05101 (decay apart from the gradient)."""
+    return optax.chain(_adam(config), course.finish)
+
+
+def _adafactor(config: OptimizerConfig, course: Course) -> optax.GradientTransformation:
+    """Source: Shazeer and Stern 2018, arXiv:1804.04235; steps relative to the weights, no momentum."""
+    rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
+    return optax.chain(per_matrix(rule, course.params), course.finish)
+
+
+def _lion(config: OptimizerConfig, course: Course) -> optax.GradientTransformation:
+    """Source: Chen et al. 2023, arXiv:2302.06675."""
+    return optax.chain(optax.scale_by_lion(config.b1, config.b2, mu_dtype=config.mu_dtype), course.finish)
+
+
+def _muon(config: OptimizerConfig, course: Course) -> optax.GradientTransformation:
+    """Muon for the matrices of the stack, adamw for tables of tokens, norms and biases."""
+
+    def label(path: Sequence[object], parameter: nnx.Variable) -> str:
+        return "adamw" if stack_matrix(parameter) is None else "muon"
+
+    rules = {"muon": scale_by_muon(config, course.params), "adamw": _adam(config)}
+    return optax.chain(optax.partition(rules, nnx.map_state(label, course.params)), course.finish)
+
+
+def _sgd(config: OptimizerConfig, course: Course) -> optax.GradientTransformation:
+    velocity = optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)
+    return optax.chain(velocity if config.momentum else optax.identity(), course.finish)
+
+
+def _schedule_free_adamw(config: OptimizerConfig, course: Course) -> optax.GradientTransformation:
+    """Trains weights between those that move and their average; source: Defazio et al. 2024, arXiv:2405.15682."""
+    scale = optax.scale_by_rms(decay=config.b2, eps=config.eps, eps_in_sqrt=False, bias_correction=True)
+
+    def rate(count: jax.Array) -> jax.Array:
+        return course.schedule(count - 1)  # optax counts from 1 here, and from 0 where the rate is used
+
+    return optax.contrib.schedule_free(optax.chain(scale, course.finish), rate, b1=config.b1)
+
+
+OPTIMIZERS: dict[str, UpdateRule] = {
+    "adafactor": _adafactor,
+    "adamw": _adamw,
+    "lion": _lion,
+    "muon": _muon,
+    "schedule_free_adamw": _schedule_free_adamw,
+    "sgd": _sgd,
+}
+
+
+def make_optimizer(
+    config: OptimizerConfig, schedule: Schedule, *, model: nnx.Module, table: Mapping[str, UpdateRule] = OPTIMIZERS
+) -> optax.GradientTransformation:
+    """Returns the chain of `config` with the learning rates of `schedule` for the trained parameters of `model`.
+
+    Raises:
+        ConfigError: `optimizer.name` is not in `table`.
     """
-    own = [axis for axis in axes if axis not in STACKED]
-    return EMBED in own and len(own) > 1
-
-
-def _adamw(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
-
-
-def _sgd(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.trace(decay=config.momentum) if config.momentum else optax.identity()
-
-
-# the rule alone; clipping, weight decay and the learning rate are the same for all
-OPTIMIZERS: dict[str, Callable[[OptimizerConfig], optax.GradientTransformation]] = {"adamw": _adamw, "sgd": _sgd}
-
-
-def make_optimizer(config: OptimizerConfig, schedule: Schedule, *, model: nnx.Module) -> optax.GradientTransformation:
-    """Returns the chain of `config` with the learning rates of `schedule` for the parameters of `model`.
-
-    Source: Loshchilov and Hutter 2019, arXiv:1711.05101 (decay apart from the gradient).
-    """
-    rule = lookup(OPTIMIZERS, config.name, key="optimizer.name")(config)
+    params = nnx.state(model, is_trained)
+    finish = optax.chain(_decay_and_scale(settings_of(params, config)), optax.scale_by_learning_rate(schedule))
+    rule = lookup(table, config.name, key="optimizer.name")(config, Course(params, schedule, finish))
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
-    decayed = nnx.map_state(lambda path, parameter: is_decayed(axes_of(parameter)), nnx.state(model, nnx.Param))
-    decay = optax.add_decayed_weights(config.weight_decay, mask=decayed)
-    chain = optax.chain(clip, rule, decay, optax.scale_by_learning_rate(schedule))
+    average = optax.identity() if config.ema is None else average_weights(config.ema)
+    chain = optax.chain(clip, rule, average)
 
     def init(params: optax.Params) -> optax.OptState:
-        """Makes float32 moments, whatever the type of the weights."""
+        """Makes float32 moments, whatever the type of the weights, unless the rule was told another."""
         return chain.init(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
     return optax.GradientTransformation(init, chain.update)
+
+
+def _decay_and_scale(settings: nnx.State) -> optax.GradientTransformation:
+    def one(setting: Setting, direction: jax.Array, weight: jax.Array) -> jax.Array:
+        return setting.rate_scale * (direction + setting.decay * weight)
+
+    return optax.stateless(lambda updates, params: jax.tree.map(one, settings, updates, params))

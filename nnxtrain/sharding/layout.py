@@ -64,6 +64,13 @@ class MeshLayout:
             check_vma=False,
         )(table, ids)
 
+    def pick(self, scores: jax.Array, ids: jax.Array) -> jax.Array:
+        """Returns the score `[b s]` of each id; where the vocabulary `[b s v]` is cut, each device looks at its own."""
+        if not self.axes(VOCAB):
+            return jnp.take_along_axis(scores, ids[..., None], axis=-1)[..., 0]
+        is_asked = jnp.arange(scores.shape[-1]) == ids[..., None]
+        return jnp.sum(jnp.where(is_asked, scores, 0), axis=-1)
+
     def state(self, state: nnx.State) -> nnx.State:
         """Returns the shapes and types of a whole state with the sharding of each leaf.
 

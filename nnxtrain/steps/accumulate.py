@@ -21,7 +21,9 @@ def scan(loss_of: LossOf, params: nnx.State, batch: Batch) -> tuple[LossParts, n
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def add(sums: tuple[LossParts, nnx.State], microbatch: Batch) -> tuple[tuple[LossParts, nnx.State], None]:
-        return jax.tree.map(jnp.add, sums, sums_of(microbatch)), None
+        more = sums_of(microbatch)
+        with jax.named_scope("accumulate"):
+            return jax.tree.map(jnp.add, sums, more), None
 
     return jax.lax.scan(add, zeros, batch)[0]
 

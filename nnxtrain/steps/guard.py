@@ -44,6 +44,7 @@ def make_judge(*, skips: bool, spike_deviations: float | None, spike_warmup: int
         limit: the step that would be left out as this many in a row holds the run too.
     """
 
+    @jax.named_scope("guard")
     def judge(guard: Guard, step: jax.Array, loss: jax.Array, norm: jax.Array, has_targets: jax.Array) -> Verdict:
         alive = guard.bad_step[...] < 0
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxtrain.nn.dropout import Dropout, KeepAll, RowDropout
-from nnxtrain.types import Batch, LossParts, LossSum, Spread
+from nnxtrain.types import Batch, LossParts, LossSum, Pick, Spread
 
 
 class LanguageModel(Protocol):
@@ -23,7 +23,7 @@ class LanguageModel(Protocol):
         ...
 
 
-def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread) -> LossSum:
+def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread, pick: Pick) -> LossSum:
     """Returns the loss of a microbatch.
 
     Args:
@@ -31,6 +31,7 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread)
         dropout: probability that an activation is dropped.
         chunks: pieces the sequence is cut into; scores exist for one piece at a time, forward and backward.
         spread: lets each device score its own rows, so that gradients of the head are added over devices once.
+        pick: finds the scores of the targets.
     """
 
     def loss_sum(model: LanguageModel, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, LossParts]:
@@ -44,7 +45,7 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread)
 
             def piece(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
                 hidden, targets, mask = chunk
-                return token_sums(nnx.merge(graph, head)(hidden), targets, mask)
+                return token_sums(nnx.merge(graph, head)(hidden), targets, mask, pick)
 
             if pieces == 1:
                 return piece(whole)
@@ -62,18 +63,18 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread)
     return loss_sum
 
 
-def token_sums(scores: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+@jax.named_scope("loss")
+def token_sums(scores: jax.Array, targets: jax.Array, mask: jax.Array, pick: Pick) -> tuple[jax.Array, jax.Array]:
     """Returns the sums of cross-entropy and of the squared log-normaliser over the targets.
 
     Args:
         scores: `[b s v]` float32.
         targets: `[b s]` ids.
         mask: `[b s]`, true where a target counts.
+        pick: finds the scores of the targets.
     """
     normaliser = jax.nn.logsumexp(scores, axis=-1)
-    is_target = jnp.arange(scores.shape[-1]) == targets[..., None]  # no lookup: the vocabulary may be cut over devices
-    chosen = jnp.sum(jnp.where(is_target, scores, 0), axis=-1)
-    cross_entropy = jnp.sum(jnp.where(mask, normaliser - chosen, 0))
+    cross_entropy = jnp.sum(jnp.where(mask, normaliser - pick(scores, targets), 0))
     return cross_entropy, jnp.sum(jnp.where(mask, jnp.square(normaliser), 0))
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from nnxtrain.state import TrainStateNNX
+from nnxtrain.state import TrainStateNNX, is_trained
 from nnxtrain.steps.guard import Judge
 from nnxtrain.types import PRNG, Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
 
@@ -25,7 +25,7 @@ def make_train_step(
 
     def train_step(state: TrainStateNNX, batch: Batch) -> tuple[TrainStateNNX, Metrics]:
         """Consumes `state` and `batch` (leaves `[m b ...]`); returns the state one step on."""
-        graph, params, rest = nnx.split(state.model, nnx.Param, ...)
+        graph, params, rest = nnx.split(state.model, is_trained, ...)
         key = jax.random.fold_in(jax.random.key(seed, impl=PRNG), state.step[...])
 
         def loss_of(params: nnx.State, microbatch: Batch) -> tuple[jax.Array, LossParts]:
@@ -33,12 +33,12 @@ def make_train_step(
 
         parts, grads = accumulate(loss_of, params, batch)
         scale = 1 / jnp.maximum(parts.targets, 1)
-        grads = jax.tree.map(lambda grad: grad * scale, grads)
-        grad_norm = optax.tree.norm(grads)
+        with jax.named_scope("grad_norm"):
+            grad_norm = optax.tree.norm(grads) * scale
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in parts.sums.items()}
         learning_rate = schedule(state.optimizer.step[...])
         verdict = judge(state.guard, state.step[...], means["loss"], grad_norm, parts.targets > 0)
-        state.apply_gradients(grads, where=verdict.updates, counts=verdict.counts)
+        state.apply_gradients(grads, scale=scale, where=verdict.updates, counts=verdict.counts)
         return state, means | {
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,

@@ -9,9 +9,9 @@ from nnxtrain.checkpoint.layout import (
     cut_leaf,
     differences,
     in_layout_of,
-    is_scanned,
     join_leaves,
     leaf_of,
+    period_of,
     scanned,
     targets,
     unrolled,
@@ -21,15 +21,21 @@ TYPES = (np.float32, np.int32, np.float16, np.uint8)
 
 
 def random_tree(seed: int) -> dict[tuple[str, ...], np.ndarray]:
-    """Returns a scanned tree of random depth, names, shapes and types; moments hold the stack deeper down."""
+    """Returns a scanned tree of random depth, pattern, names, shapes and types; moments hold the stack deeper down."""
     draw = np.random.default_rng(seed)
-    layers = int(draw.choice([1, 2, 3, 11, 12]))
+    groups, period = int(draw.choice([1, 2, 3, 11, 12])), int(draw.choice([1, 2, 3, 11]))
+    numbers = [(str(place),) for place in range(period)] if period > 1 else [()]
+    rest = int(draw.integers(0, period))
     tree = {("embedding", "table"): draw.standard_normal((5, 3)).astype(np.float32), ("step",): np.int32(7)[None]}
-    for place in ((), ("opt_state", "1", "mu"), ("opt_state", "1", "nu"))[: draw.integers(1, 4)]:
+    for head in ((), ("opt_state", "1", "mu"), ("opt_state", "1", "nu"))[: draw.integers(1, 4)]:
         for name in ("kernel", "scale", "layers", "0")[: draw.integers(1, 5)]:
-            shape = (layers, *draw.integers(0, 4, draw.integers(0, 3)))
-            leaf = draw.integers(0, 100, shape).astype(draw.choice(TYPES))
-            tree[(*place, "stack", "layer", "attention", name)] = leaf
+            shape, kind = tuple(draw.integers(0, 4, draw.integers(0, 3))), draw.choice(TYPES)
+            for number in numbers:
+                leaf = draw.integers(0, 100, (groups, *shape)).astype(kind)
+                tree[(*head, "stack", "layer", *number, "attention", name)] = leaf
+            for index in range(rest):
+                leaf = draw.integers(0, 100, shape).astype(kind)
+                tree[(*head, "stack", "rest", str(index), "attention", name)] = leaf
     return tree
 
 
@@ -42,9 +48,9 @@ def test_there_and_back_is_bitwise(seed):
     """Layers sorted as text (0, 1, 10, 11, 2) would come back in another order; a cast would lose bits (B14)."""
     tree = random_tree(seed)
     apart = unrolled(tree, take)
-    assert is_scanned(tree)
-    assert not is_scanned(apart)
-    back = scanned(apart, np.stack)
+    assert period_of(tree) > 0
+    assert period_of(apart) == 0
+    back = scanned(apart, np.stack, period=period_of(tree))
     assert back.keys() == tree.keys()
     for path, leaf in tree.items():
         assert back[path].dtype == leaf.dtype
@@ -59,7 +65,7 @@ def test_shapes_convert_as_arrays_do(seed):
     leaves = {path: leaf_of(leaf) for path, leaf in tree.items()}
     apart = {path: leaf_of(leaf) for path, leaf in unrolled(tree, take).items()}
     assert unrolled(leaves, cut_leaf) == apart
-    assert scanned(apart, join_leaves) == leaves
+    assert scanned(apart, join_leaves, period=period_of(tree)) == leaves
 
 
 def test_layers_come_apart_by_their_number():
@@ -69,6 +75,41 @@ def test_layers_come_apart_by_their_number():
     assert len(apart) == 12
     for index in range(12):
         np.testing.assert_array_equal(apart["stack", "layers", str(index), "w"], [index, index])
+
+
+@pytest.mark.parametrize(("layers", "period"), [(8, 3), (9, 3), (2, 2), (5, 4), (23, 11)])
+def test_layers_of_a_pattern_come_apart_by_their_number(layers, period):
+    """Layer `i` is group `i // period` at place `i % period`; what is left over comes last (B14)."""
+    apart = {("stack", "layers", str(index), "w"): np.array([index, -index]) for index in range(layers)}
+    tree = scanned(apart, np.stack, period=period)
+    for place in range(period):
+        want = np.arange(place, layers - layers % period, period)
+        np.testing.assert_array_equal(tree["stack", "layer", str(place), "w"], np.stack([want, -want], axis=1))
+    for number in range(layers % period):
+        np.testing.assert_array_equal(tree["stack", "rest", str(number), "w"][0], layers - layers % period + number)
+    back = unrolled(tree, take)
+    assert back.keys() == apart.keys()
+    for path, leaf in apart.items():
+        np.testing.assert_array_equal(back[path], leaf)
+
+
+def test_one_pattern_becomes_another():
+    """A run may go on with another pattern; `[local, local, global]` and `[local, global]` group the same layers."""
+    apart = {("stack", "layers", str(index), "w"): np.array([index]) for index in range(8)}
+    threes, twos = (scanned(apart, np.stack, period=period) for period in (3, 2))
+    got = in_layout_of(twos, threes, take=take, join=np.stack)
+    assert got.keys() == twos.keys()
+    for path, leaf in twos.items():
+        np.testing.assert_array_equal(got[path], leaf)
+
+
+def test_a_kind_of_layer_with_parameters_of_its_own_keeps_them():
+    """A leaf that only some layers have is stacked over those."""
+    apart = {("stack", "layers", str(index), "w"): np.array([index]) for index in range(5)}
+    apart |= {("stack", "layers", str(index), "sink"): np.array([index]) for index in (1, 3)}
+    tree = scanned(apart, np.stack, period=2)
+    assert ("stack", "layer", "0", "sink") not in tree
+    assert unrolled(tree, take).keys() == apart.keys()
 
 
 @pytest.mark.parametrize("seed", range(5))

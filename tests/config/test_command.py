@@ -55,6 +55,7 @@ BROKEN = {
     "not a preset": ("model: {preset: llama9}\n", ()),
     "not built yet": ("", ("mesh.stage=2",)),
     "batch and accumulation": ("batch: {global_size: 6, accum_steps: 4}\n", ()),
+    "group": ("", ("optimizer.groups=head/* decay",)),
     "heads": ("model: {heads: 4, kv_heads: 3}\n", ()),
     "width": ("model: {heads: 4, embed: 66}\n", ()),
     "vocabulary": ("model: {vocab: 100}\n", ()),
@@ -196,7 +197,7 @@ def test_help_names_every_way_in_and_every_exit_code(capsys):
     assert "nnxtrain.train" in WAYS_IN
     for way in WAYS_IN:
         assert f"python -m {way}" in printed
-    for flag in ("--list-keys", "--print-config", "--dry-run", "key=val", "CONFIG.yml"):
+    for flag in ("--list-keys", "--print-config", "--dry-run", "--show-schedule", "key=val", "CONFIG.yml"):
         assert flag in printed
     codes = printed.partition("exit codes:")[2]
     for kind in vars(errors).values():
@@ -279,6 +280,15 @@ def test_a_pattern_that_matches_nothing_is_a_configuration_error(tmp_path, monke
     words = ("data.source=text", "data.path=nowhere/*.txt", "model.vocab=384", f"data.cache_dir={tmp_path}/cache")
     assert guarded(main, [str(TINY), *words, "debug.compilation_cache=null"]) == 2
     assert "nowhere/*.txt" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", [(), ("--dry-run",)])
+def test_a_group_that_matches_no_parameter_is_a_configuration_error(tmp_path, monkeypatch, capsys, flag):
+    """Refused with the paths that are near, before a run directory is made."""
+    monkeypatch.chdir(tmp_path)
+    assert guarded(main, [str(TINY), "optimizer.groups=heads/* freeze", "debug.compilation_cache=null", *flag]) == 2
+    assert "'heads/*' matches no parameter; near are head/table" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -82,10 +82,10 @@ def test_every_key_is_documented_and_has_a_default_of_its_type(path):
     [
         ("model.name", MODELS),
         ("model.preset", PRESETS),
-        ("model.attention", ATTENTIONS),
+        ("model.attention", {"auto", *ATTENTIONS}),
         ("optimizer.name", OPTIMIZERS),
         ("schedule.name", SCHEDULES),
-        ("remat.policy", {"none", *REMAT_POLICIES}),
+        ("remat.policy", {"none", "custom", *REMAT_POLICIES}),
         ("batch.accumulator", {"auto", *ACCUMULATORS}),
         ("engine.name", ENGINES),
         ("data.source", DATASETS),
@@ -234,11 +234,54 @@ def test_a_given_head_width_frees_the_width_of_the_model(loaded):
         (("run_name=..",), "run_name"),
         (("output_dir=",), "output_dir"),
         (("model.vocab=100",), "model.vocab"),
+        (("optimizer.name=adafactor", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
+        (("optimizer.name=schedule_free_adamw", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
+        (("optimizer.name=sgd", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
+        (("optimizer.name=schedule_free_adamw", "optimizer.ema=0.9"), "optimizer.ema"),
+        (("optimizer.name=schedule_free_adamw", "optimizer.b1=0"), "optimizer.b1"),
+        (("schedule.warmup_steps=1", "schedule.warmup_fraction=0.1"), "schedule.warmup_fraction"),
+        (("schedule.decay_steps=0", "schedule.decay_fraction=0.1"), "schedule.decay_fraction"),
     ],
 )
 def test_keys_that_exclude_each_other_are_refused(refused, words, key):
     """A pair that is accepted has one of the two ignored."""
     assert f": {key}: " in refused("", *words)
+
+
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        ("head/*", "must be a pattern and then"),
+        ("head/* decay", "'decay' is not decay=D"),
+        ("head/* decay=x", "expected a finite number, got 'x'"),
+        ("head/* decay=-1", "'decay=-1' must be at least 0"),
+        ("head/* rate=2", "'rate=2' is not decay=D"),
+        ("head/* decay=1 decay=2", "gives decay twice"),
+        ("head/* freeze decay=0", "freeze alone"),
+        ("head/* freeze=1", "'freeze=1' is not decay=D"),
+    ],
+)
+def test_a_group_that_cannot_be_read_is_refused(refused, group, says):
+    """A word with a slip in it would leave the group as it was."""
+    for message in (refused("", f"optimizer.groups={group}"), refused(f"optimizer: {{groups: ['{group}']}}")):
+        assert ": optimizer.groups: " in message
+        assert says in message
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ((), (0.95, 0.0)),
+        (("optimizer.name=lion",), (0.99, 0.0)),
+        (("optimizer.name=muon",), (0.95, 0.95)),
+        (("optimizer.name=lion", "optimizer.b2=0.9"), (0.9, 0.0)),
+        (("optimizer.name=muon", "optimizer.momentum=0"), (0.95, 0.0)),
+    ],
+)
+def test_a_rule_has_its_published_memories_unless_they_are_given(loaded, words, values):
+    """Lion with the second memory of AdamW, or muon without momentum, is another rule."""
+    optimizer = loaded("", *words).optimizer
+    assert (optimizer.b2, optimizer.momentum) == values
 
 
 @pytest.mark.parametrize("text", ["a\0b", "a/b", "", ".", "..", "x" * 300])

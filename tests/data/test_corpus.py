@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nnxtrain.data.corpus import Corpus, cached_corpus, default_cache_dir
+from nnxtrain.data.corpus import LEFTOVER_S, Corpus, cached_corpus, default_cache_dir
 from nnxtrain.errors import ConfigError, DataError
 from nnxtrain.tokenizers.byte import ByteTokenizer
 from tests.support import ROOT
@@ -189,6 +190,18 @@ def test_a_process_that_dies_leaves_nothing_that_counts(place):
     )  # what the other process was making
     assert read.files == 1
     assert texts(corpus) == ["alpha", "beta"]
+
+
+def test_what_a_killed_process_left_long_ago_is_removed(place):
+    """Nobody else does it, and it may be large; what another process is making now must stay."""
+    old, new = (place / "cache" / f".making-{age}" for age in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    long_ago = time.time() - LEFTOVER_S - 60
+    os.utime(old, (long_ago, long_ago))
+    corpus_of(place)
+    assert not old.exists()
+    assert new.exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DataError])

@@ -1,5 +1,6 @@
 """Patterns to files, files to documents (B30, B36)."""
 
+import glob
 import gzip
 import json
 from pathlib import Path
@@ -66,6 +67,28 @@ def test_two_stars_go_down_all_folders(tree):
     assert [file.relative_to(tree).as_posix() for file in found] == [
         "a.txt", "b.txt", "blank.txt", "deep/c.txt", "deep/er/d.txt", "empty.txt",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**/*.txt", "**/e*", "**", "deep/**/*.txt", "**/er/**", "d*/**/d.txt", "**/**/c.*"]
+)
+def test_two_stars_match_what_glob_matches(tree, pattern, monkeypatch):
+    """The walk is our own, so that it ends; what it finds is not."""
+    (tree / "there").symlink_to("deep")
+    (tree / ".hidden").mkdir()
+    (tree / ".hidden" / "f.txt").write_text("hidden")
+    expected = {Path(match).resolve() for match in glob.glob(f"{tree}/{pattern}", recursive=True)}
+    expected = {match for match in expected if match.is_file()}
+    assert {file.resolve() for file in find_files([f"{tree}/{pattern}"], key="data.path")} == expected
+    monkeypatch.chdir(tree)
+    assert {file.resolve() for file in find_files([pattern], key="data.path")} == expected
+
+
+def test_loops_of_links_end(tree):
+    """Each step into a loop doubles the paths; a walk along all of them takes years."""
+    for name in ("one", "two", "three"):
+        (tree / name).symlink_to(tree)
+    assert len(find_files([f"{tree}/**/*.txt"], key="data.path")) == 6
 
 
 def test_files_are_sorted_whatever_the_order_of_the_patterns(tree):

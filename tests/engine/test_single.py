@@ -3,7 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
+from nnxtrain.optim.optimizers import OPTIMIZERS
+from nnxtrain.run.compiles import CompileLog
 from tests.support import assert_trees_equal, random_batch, tiny_program, weights
 
 
@@ -44,6 +47,44 @@ def test_the_state_is_donated():
     before = jax.tree.leaves(engine.state())
     engine.step(put(random_batch()))
     assert all(leaf.is_deleted() for leaf in before)
+
+
+@pytest.mark.parametrize("scanned", ["true", "false"])
+def test_an_update_needs_no_second_copy_of_the_state(scanned):
+    """Beside the state there are gradients and clipped gradients; a choice between old and new values needs more."""
+    sizes = ("model.vocab=8192", "model.layers=1", "batch.sequence=2", "batch.global_size=1", "eval.global_size=1")
+    program = tiny_program(*sizes, f"model.scan_layers={scanned}")
+    weights_bytes = sum(leaf.size * 4 for leaf in jax.tree.leaves(nnx.state(program.abstract_state().model)))
+    memory = program.make_engine().memory()
+    assert memory.alias_size_in_bytes == pytest.approx(3 * weights_bytes, rel=0.01)
+    assert memory.temp_size_in_bytes < 2.1 * weights_bytes
+
+
+OTHERS = {"lion", "sgd"}  # their state is a part of that of adamw; `-m slow` has them
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param((f"optimizer.name={name}",), marks=[pytest.mark.slow] if name in OTHERS else [])
+        for name in sorted(OPTIMIZERS)
+    ]
+    + [("optimizer.ema=0.9",)],
+)
+def test_every_optimizer_is_compiled_once_and_donated(words):
+    """A weak type or a moment that changes its type compiles again; z that is the weights is given away twice (B48)."""
+    log = CompileLog()
+    engine = started(tiny_program(*words, "model.layers=1", "model.embed=32"))
+    places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine.state())]
+    assert len(set(places)) == len(places)
+    kinds = [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(engine.state())]
+    for seed in range(3):
+        before = jax.tree.leaves(engine.state())
+        engine.step(put(random_batch(seed=seed)))
+        assert all(leaf.is_deleted() for leaf in before)
+        assert [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(engine.state())] == kinds
+    assert log.counts["jit(train_step)"] == 1
+    assert log.repeats(engine.programs) == 0
 
 
 def test_bound_functions_read_the_state_and_change_nothing(engine):

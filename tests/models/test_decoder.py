@@ -10,12 +10,15 @@ from nnxtrain.config.presets import PRESETS
 from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.steps.loss import token_sums
-from tests.support import random_batch, tiny, tiny_program
+from tests.support import QUICKLY, initial_state, random_batch, tiny, tiny_program
+from tools.remat_table import product_flops
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def scores_of(program):
     """Returns a model and its scores of a random batch, `[b s v]`."""
-    model = program.make_state().model
+    model = initial_state(program).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     return model, model.logits(model.hidden(batch, KeepAll()))
 
@@ -27,11 +30,12 @@ def count(model) -> int:
 
 def test_loss_of_equal_scores_is_that_of_the_real_vocabulary():
     """Rows that pad the table must not win probability (B60)."""
-    model, scores = scores_of(tiny_program("model.vocab=250"))
+    program = tiny_program("model.vocab=250")
+    model, scores = scores_of(program)
     assert scores.shape[-1] == 256
     assert scores.argmax(-1).max() < 250
     equal = model.logits(jnp.zeros((1, 3, 64)))
-    loss, _ = token_sums(equal, jnp.array([[0, 100, 249]]), jnp.ones((1, 3), bool))
+    loss, _ = token_sums(equal, jnp.array([[0, 100, 249]]), jnp.ones((1, 3), bool), program.layout.pick)
     assert float(loss) / 3 == pytest.approx(np.log(250), rel=1e-6)
 
 
@@ -58,8 +62,10 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights_and_scores():
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     assert model.hidden(batch, KeepAll()).dtype == jnp.bfloat16
-    _, want = jax.jit(tiny_program().train_step)(tiny_program().make_state(), random_batch())
-    _, got = jax.jit(program.train_step)(program.make_state(), random_batch())
+    _, want = jax.jit(tiny_program().train_step, compiler_options=QUICKLY)(
+        initial_state(tiny_program()), random_batch()
+    )
+    _, got = jax.jit(program.train_step, compiler_options=QUICKLY)(initial_state(program), random_batch())
     assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-2)
 
 
@@ -71,6 +77,15 @@ def test_presets_have_the_published_number_of_parameters(preset, billions):
     """A wrong size in the table would show."""
     model = nnx.eval_shape(tiny_program(f"model.preset={preset}", *_clear(preset)).make_state).model
     assert count(model) == round(billions * 1e9)
+
+
+@pytest.mark.parametrize("window", [1, 5, 32, 99])
+def test_flops_per_token_count_what_a_window_sees(window):
+    """A token sees itself by half, as in the whole past, and at most the window; compared token by token."""
+    config = tiny("model.layers=8", "model.pattern=local,local,global", f"model.window={window}").model
+    local, whole = (np.minimum(np.arange(32) + 0.5, width).mean() for width in (window, 32))
+    seen = 6 * local + 2 * whole
+    assert flops_per_token(config, 32) == pytest.approx(6 * matmul_parameters(config) + 12 * seen * 4 * 16)
 
 
 def _clear(preset: str) -> list[str]:
@@ -90,23 +105,8 @@ def test_flops_per_token_are_three_times_the_products_of_the_forward_pass():
     expected = config.layers * (64 * 16 * 2 * (4 + 2) + 3 * 64 * 192) + 64 * 256
     assert weights == expected
     assert flops_per_token(config, 32) == 6 * (weights + config.layers * 32 * 4 * 16)
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     jaxpr = jax.make_jaxpr(lambda batch: model.logits(model.hidden(batch, KeepAll())))(batch)
     attention = config.layers * 2 * 2 * 8 * 32 * 32 * 4 * 16  # scores and sums, not halved
-    assert 3 * (_products(jaxpr.jaxpr) - attention / 2) == pytest.approx(flops_per_token(config, 32) * 8 * 32)
-
-
-def _products(jaxpr, times: int = 1) -> int:
-    """Returns the FLOPs of all matrix products of a jaxpr."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (left, _), _ = equation.params["dimension_numbers"]
-            depth = np.prod([equation.invars[0].aval.shape[axis] for axis in left])
-            total += 2 * times * int(depth) * int(np.prod(equation.outvars[0].aval.shape))
-        for name in ("jaxpr", "call_jaxpr"):
-            if name in equation.params:
-                inner = equation.params[name]
-                total += _products(getattr(inner, "jaxpr", inner), times * equation.params.get("length", 1))
-    return total
+    assert 3 * (product_flops(jaxpr.jaxpr) - attention / 2) == pytest.approx(flops_per_token(config, 32) * 8 * 32)

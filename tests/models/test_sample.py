@@ -7,7 +7,9 @@ import pytest
 
 from nnxtrain.models.sample import choose, make_sampler
 from nnxtrain.nn.dropout import KeepAll
-from tests.support import tiny_program
+from tests.support import initial_state, tiny_program
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def sampler(model, **words):
@@ -23,16 +25,25 @@ def sampler(model, **words):
 
 
 @pytest.mark.parametrize("layout", ["true", "false"])
-@pytest.mark.parametrize("words", [(), ("model.qk_norm=true", "model.tied=true")])
-def test_cached_decoding_gives_the_scores_of_a_full_pass(layout, words):
-    """A wrong position or slot in the cache shows at every token (B60)."""
-    model = tiny_program(f"model.scan_layers={layout}", *words).make_state().model
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [
+        ((), 32),
+        (("model.qk_norm=true", "model.tied=true"), 32),
+        (("model.layers=5", "model.pattern=local,local,global", "model.window=7"), 32),
+        (("model.pattern=local", "model.window=7"), 7),
+        (("model.pattern=local", "model.window=7", "model.scan_unroll=2"), 9),
+    ],
+)
+def test_cached_decoding_gives_the_scores_of_a_full_pass(layout, words, slots):
+    """A wrong position, slot or window shows at some token (B60); windows need no more slots than they are long."""
+    model = initial_state(tiny_program(f"model.scan_layers={layout}", *words)).model
     ids = np.random.default_rng(0).integers(0, 256, (2, 32)).astype(np.int32)
     positions = np.tile(np.arange(32, dtype=np.int32), (2, 1))
     batch = {"inputs": ids, "positions": positions, "segment_ids": np.ones((2, 32), np.int32)}
     want = model.logits(model.hidden(batch, KeepAll()))
     decode = jax.jit(model.decode)
-    cache = model.empty_cache(2, 32)
+    cache = model.empty_cache(2, slots)
     for position in range(32):
         got, cache = decode(ids[:, position], cache, jnp.array(position))
         np.testing.assert_allclose(got, want[:, position], atol=1e-4)
@@ -40,7 +51,7 @@ def test_cached_decoding_gives_the_scores_of_a_full_pass(layout, words):
 
 def test_temperature_zero_takes_the_best_token_each_time():
     """Zero must not divide, and must not depend on the seed."""
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     run = sampler(model)
     text = run([1, 2, 3])
     np.testing.assert_array_equal(text, run([1, 2, 3], seed=5))
@@ -55,7 +66,7 @@ def test_temperature_zero_takes_the_best_token_each_time():
 
 def test_draws_follow_the_seed_and_a_large_top_k_is_harmless():
     """A top_k above the vocabulary would fail in the selection."""
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     free, wide = sampler(model, temperature=1.0), sampler(model, temperature=1.0, top_k=1000)
     np.testing.assert_array_equal(free([7]), wide([7]))
     assert not np.array_equal(free([7]), free([7], seed=1))
@@ -69,7 +80,7 @@ def test_top_k_of_one_is_the_best_token():
 
 def test_no_padded_id_is_ever_drawn():
     """10 000 tokens at temperature 5, far beyond the context, from a table with six unused rows (B60)."""
-    model = tiny_program("model.vocab=250").make_state().model
+    model = initial_state(tiny_program("model.vocab=250")).model
     text = sampler(model, tokens=10_000, temperature=5.0)([0])
     assert len(text) == 10_001
     assert text.max() < 250
@@ -78,7 +89,7 @@ def test_no_padded_id_is_ever_drawn():
 
 def test_a_prompt_longer_than_the_context_is_read_to_its_end():
     """The text keeps the whole prompt and goes on after it; the model sees the last tokens."""
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     prompt = list(range(100))
     text = sampler(model, tokens=5)(prompt)
     assert text[:100].tolist() == prompt
@@ -87,7 +98,7 @@ def test_a_prompt_longer_than_the_context_is_read_to_its_end():
 
 def test_text_ends_with_the_end_mark():
     """Tokens after the end of a document belong to no text."""
-    model = tiny_program().make_state().model
+    model = initial_state(tiny_program()).model
     free = sampler(model)([1, 2, 3])
     ended = sampler(model, eos=int(free[5]))([1, 2, 3])
     first = 3 + free[3:].tolist().index(free[5])
@@ -96,4 +107,4 @@ def test_text_ends_with_the_end_mark():
 
 def test_no_tokens_returns_the_prompt():
     """Zero tokens is a length like any other."""
-    assert sampler(tiny_program().make_state().model, tokens=0)([4, 5]).tolist() == [4, 5]
+    assert sampler(initial_state(tiny_program()).model, tokens=0)([4, 5]).tolist() == [4, 5]

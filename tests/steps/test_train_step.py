@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from nnxtrain.nn.dropout import KeepAll
-from tests.support import UNEVEN, assert_trees_close, assert_trees_equal, random_batch, tiny_program, weights
+from tests.support import (
+    QUICKLY,
+    UNEVEN,
+    assert_trees_close,
+    assert_trees_equal,
+    initial_state,
+    random_batch,
+    tiny_program,
+    weights,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 SGD = ("optimizer.name=sgd", "optimizer.learning_rate=0.5", "schedule.name=constant", "optimizer.weight_decay=0")
 
@@ -14,8 +25,8 @@ SGD = ("optimizer.name=sgd", "optimizer.learning_rate=0.5", "schedule.name=const
 def one_update(*words: str, batch=None, accum_steps: int = 1, steps: int = 1):
     """Returns weights and last metrics after `steps` updates on one batch."""
     program = tiny_program(*words, f"batch.accum_steps={accum_steps}")
-    step = jax.jit(program.train_step)
-    state = jax.jit(program.make_state)()
+    step = jax.jit(program.train_step, compiler_options=QUICKLY)
+    state = initial_state(program)
     batch = random_batch(accum_steps=accum_steps) if batch is None else batch
     for _ in range(steps):
         state, metrics = step(state, batch)
@@ -35,7 +46,7 @@ def test_update_does_not_depend_on_accum_steps(accum_steps):
 def test_loss_is_the_sum_of_token_losses_over_the_targets():
     """Computes each token's loss apart, so a denominator of rows or positions fails here (B05)."""
     program = tiny_program()
-    model = program.make_state().model
+    model = initial_state(program).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     scores = np.asarray(model.logits(model.hidden(batch, KeepAll())), np.float64)
     tokens = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, batch["targets"][..., None], -1)[..., 0]
@@ -51,7 +62,7 @@ def test_clipping_acts_once_on_the_whole_gradient():
     assert_trees_close(got, want, rtol=1e-5)
     assert metrics["grad_norm"] == pytest.approx(want_metrics["grad_norm"], rel=1e-5)
     assert metrics["grad_norm"] > 0.05  # the norm before clipping is what is logged
-    start = weights(tiny_program(*words).make_state())
+    start = weights(initial_state(tiny_program(*words)))
     moved = np.sqrt(sum(np.sum((got[path] - start[path]) ** 2) for path in got))
     assert moved == pytest.approx(0.5 * 0.05, rel=1e-4)
 
@@ -78,9 +89,9 @@ def test_an_empty_microbatch_changes_nothing():
 def test_a_step_without_targets_moves_nothing_and_is_counted():
     """Weight decay alone would move the weights."""
     program = tiny_program("optimizer.weight_decay=0.5")
-    state = program.make_state()
+    state = initial_state(program)
     before = weights(state)
-    state, metrics = jax.jit(program.train_step)(state, random_batch(targets=(0,) * 8))
+    state, metrics = jax.jit(program.train_step, compiler_options=QUICKLY)(state, random_batch(targets=(0,) * 8))
     assert_trees_equal(weights(state), before)
     assert metrics["skipped"]
     assert not metrics["bad"]
@@ -91,10 +102,10 @@ def test_a_step_without_targets_moves_nothing_and_is_counted():
 def test_a_step_that_is_not_finite_leaves_weights_and_moments():
     """NaN would reach every weight through the norm of the gradient."""
     program = tiny_program()
-    state = program.make_state()
+    state = initial_state(program)
     state.model.norm.scale[...] = state.model.norm.scale[...].at[0].set(jnp.inf)
     before = weights(state)
-    state, metrics = jax.jit(program.train_step)(state, random_batch())
+    state, metrics = jax.jit(program.train_step, compiler_options=QUICKLY)(state, random_batch())
     assert metrics["bad"]
     assert_trees_equal(weights(state), before)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.optimizer))
@@ -114,15 +125,15 @@ def test_dropout_does_not_depend_on_the_layout_of_the_work(words, accum_steps):
 def test_dropout_draws_another_mask_each_step_and_row():
     """One key for all rows or all steps would repeat masks."""
     program = tiny_program("model.dropout=0.5", "optimizer.learning_rate=0", "optimizer.weight_decay=0")
-    state = program.make_state()
-    step = jax.jit(program.train_step)
+    state = initial_state(program)
+    step = jax.jit(program.train_step, compiler_options=QUICKLY)
     batch = random_batch(targets=(32,) * 8)
     losses = []
     for _ in range(2):
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
     moved = {**batch, "rows": batch["rows"] + 8}
-    state, metrics = step(program.make_state(), moved)
+    state, metrics = step(initial_state(program), moved)
     assert len({*losses, float(metrics["loss"])}) == 3
 
 

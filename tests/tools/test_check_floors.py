@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tests.support import ROOT
-from tools.check_floors import FLOORS, import_problems, main, size_problems
+from tools.check_floors import FLOORS, cycles, import_problems, main, size_problems
 
 
 def test_the_package_keeps_to_its_floors():
@@ -25,11 +25,24 @@ def test_the_package_keeps_to_its_floors():
         ("data", "from nnxtrain.tokenizers.byte import ByteTokenizer", False),
         ("config", "from nnxtrain.errors import ConfigError", False),
         ("train", "def f():\n    from nnxtrain.build import make_program", False),
+        ("profiling.__main__", "def f():\n    from nnxtrain.run.directory import write_whole", False),
+        ("profiling", "from nnxtrain.run.directory import write_whole", True),
+        ("build", "from nnxtrain.profiling.__main__ import main", True),
     ],
 )
 def test_imports_go_down_only(room, source, found):
     """A check that finds nothing would pass on every layout."""
     assert bool(list(import_problems(ast.parse(source), room))) is found
+
+
+@pytest.mark.parametrize("back", ["from nnxtrain.data import packing", "from nnxtrain.data.packing import x", "x = 1"])
+def test_a_cycle_inside_a_folder_is_found(back):
+    """Imports inside one folder are allowed, and could go in a circle."""
+    trees = {
+        "nnxtrain.data.packing": ast.parse("from nnxtrain.data.files import find_files"),
+        "nnxtrain.data.files": ast.parse(back),
+    }
+    assert bool(list(cycles(trees))) is (back != "x = 1")
 
 
 def test_long_functions_and_many_parameters_are_found(tmp_path):

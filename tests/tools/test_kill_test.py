@@ -16,8 +16,9 @@ def run(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1500)
 
 
+@pytest.mark.slow
 def test_a_killed_run_equals_one_that_was_left_alone():
-    """One round of the tool; `-m slow` runs fifty."""
+    """One round of the tool, with a seed of its own; the command of README does it in every run of the tests."""
     ended = run("rounds=1", "seed=4")
     assert ended.returncode == 0, ended.stderr + ended.stdout
     assert "1 of 1 rounds equal" in ended.stdout

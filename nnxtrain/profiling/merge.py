@@ -1,0 +1,61 @@
+"""The traces of all processes of a window in one session, which a viewer shows side by side."""
+
+import gzip
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nnxtrain.errors import ConfigError
+from nnxtrain.profiling.trace import trace_files
+
+PROCESS = re.compile(r"(stage_\d+\.)?process_\d+")
+PERFETTO = "perfetto.json.gz"
+PIDS = 10_000  # of one trace at most; those of the next begin above
+
+
+def merge(place: Path) -> list[Path]:
+    """Puts the traces of each window at `place` side by side in `merged/` inside it; returns these folders.
+
+    A folder holds a session for xprof, with a host for each process, and one file for Perfetto.
+
+    Args:
+        place: a window, or a folder of windows, such as a run.
+
+    Raises:
+        ConfigError: there is no trace, or one that lies in no window.
+    """
+    windows: dict[Path, list[Path]] = defaultdict(list)
+    for file in trace_files(place):
+        if len(file.parents) < 5 or not PROCESS.fullmatch(file.parents[3].name):
+            raise ConfigError(f"{file} is not in the folder of a process, such as process_0000")
+        windows[file.parents[4]].append(file)
+    for window, files in windows.items():
+        part, final = window / ".merged.part", window / "merged"
+        session = part / "plugins" / "profile" / window.name
+        shutil.rmtree(part, ignore_errors=True)
+        session.mkdir(parents=True)
+        for file in files:  # a viewer takes the name of the file for the host
+            shutil.copyfile(file, session / f"{file.parents[3].name}.xplane.pb")
+        (part / PERFETTO).write_bytes(gzip.compress(json.dumps({"traceEvents": _timeline(files)}).encode()))
+        shutil.rmtree(final, ignore_errors=True)
+        part.replace(final)
+    return [window / "merged" for window in windows]
+
+
+def _timeline(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Returns the events of all timelines that jax wrote beside `files`, under names that tell their process."""
+    events: list[dict[str, Any]] = []
+    for number, file in enumerate(files):
+        for timeline in file.parent.glob("*.trace.json.gz"):
+            for event in json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]:
+                if "pid" not in event:
+                    continue
+                event["pid"] += number * PIDS
+                if event.get("name") == "process_name":
+                    event["args"]["name"] = f"{file.parents[3].name} {event['args']['name']}"
+                events.append(event)
+    return events

@@ -1,0 +1,198 @@
+"""Opens and closes the traces of a run, between its steps; whatever goes wrong here, the run goes on without them."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+
+from nnxtrain.config.profile import ProfileConfig
+from nnxtrain.profiling.schedule import Phase, make_profile_schedule
+from nnxtrain.profiling.session import OnTrace, Place, Session, Want, first_line
+
+ON_DEMAND = "PROFILE_NOW"  # a file of this name in the run directory asks for a window now
+SLOW_S = 30.0  # between two lines that say that a trace is still being written
+
+
+class Profiler:
+    """Follows the steps of one process and traces those that the schedule, or a file, asks for."""
+
+    def __init__(
+        self,
+        config: ProfileConfig,
+        place: Place,
+        *,
+        drain: Callable[[], object],
+        say: Callable[[str], None],
+        alive: Callable[[], None],
+        on_trace_ready: OnTrace = None,
+    ):
+        """Does nothing yet.
+
+        Args:
+            config: what is traced.
+            place: where to; its folder lies in the run directory.
+            drain: waits until the devices have nothing left to do; a kernel that runs on is not in the trace.
+            say: tells people.
+            alive: shows the watchdog that slow writing is no hang.
+            on_trace_ready: gets each trace after it was written; what it raises is said and ends nothing.
+        """
+        self._config = config
+        self._place = place
+        self._drain = drain
+        self._say = say
+        self._alive = alive
+        self._on_trace_ready = on_trace_ready
+        self._schedule = make_profile_schedule(config) if config.is_traced(place.process) else None
+        self._request = place.folder.parent / ON_DEMAND
+        self._session: Session | None = None
+        self._done = 0  # steps of the run
+        self._taken = 0  # steps of this process
+        self._opened = 0  # what `_taken` was when the session began
+        self._until = 0  # what `_taken` is at the end of the window that a file asked for
+        self._is_off = False
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether a tracer is on, which makes steps slower."""
+        return self._session is not None
+
+    @contextlib.contextmanager
+    def steps(self, done: int) -> Iterator[None]:
+        """Traces the steps of a loop that starts after `done` steps; a window that is open when it ends is partial."""
+        self._done = done
+        with self._server():
+            self._look()
+            self.enter()
+            try:
+                yield
+            except BaseException as error:
+                if "RESOURCE_EXHAUSTED" in str(error):
+                    self._keep_memory()
+                self._end(attempted=1)
+                raise
+            finally:
+                self._end()
+
+    def turns(self) -> bool:
+        """Counts a step; tells whether a trace ends or begins before the next one."""
+        self._done += 1
+        self._taken += 1
+        self._look()
+        return (self._session and self._session.want) != self._want()
+
+    def leave(self) -> None:
+        """Ends the trace that the next step does not belong to."""
+        if self._session is not None and self._session.want != self._want():
+            self._end()
+
+    def enter(self) -> None:
+        """Begins the trace that the next step belongs to."""
+        want = self._want()
+        if want is None or self._session is not None:
+            return
+        try:
+            self._drain()
+            self._session = Session(self._config, self._place, want=want, step=self._done)
+            self._opened = self._taken
+        except Exception as error:
+            self._give_up("no trace can be taken", error)
+
+    def _want(self) -> Want | None:
+        if self._is_off:
+            return None
+        if self._taken < self._until:
+            return Want(True, until=self._until)
+        phase = Phase.IDLE if self._schedule is None else self._schedule.phase(self._taken)
+        if self._schedule is None or phase == Phase.IDLE:
+            return None
+        return Want(phase != Phase.WARMUP, cycle=self._schedule.cycle(self._taken))
+
+    def _look(self) -> None:
+        """Takes up a request for a window, which comes as a file."""
+        if self._place.process > 0 or self._is_off or not self._request.exists():
+            return
+        try:
+            self._request.unlink()
+        except OSError as error:
+            self._give_up(f"{ON_DEMAND} cannot be removed", error)
+        if self._session is not None and self._session.want == self._want():
+            self._say(f"profile  {ON_DEMAND} is ignored: a window is open")
+        else:
+            self._until = self._taken + self._config.active
+
+    def _end(self, *, attempted: int = 0) -> None:
+        """Ends the trace, if one is being taken, and keeps what is worth it; `attempted` counts a step that failed."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        info = None
+        try:
+            with contextlib.suppress(Exception):  # what went wrong on the devices is the training's to report
+                self._drain()
+            with self._patience():
+                session.stop()
+                if session.want.is_kept and (count := self._taken - self._opened + attempted):
+                    info = session.keep(count, say=self._say)
+        except Exception as error:
+            self._give_up(f"the trace from step {session.step} on cannot be written", error)
+        finally:
+            session.clear()
+        if info is not None and self._on_trace_ready is not None:
+            try:
+                self._on_trace_ready(info)
+            except Exception as error:
+                self._say(f"profile  on_trace_ready failed: {first_line(error)}")
+
+    def _keep_memory(self) -> None:
+        """Writes what lies in device memory now that it ran out."""
+        if self._config.memory == "never":
+            return
+        path = self._place.folder / f"out_of_memory_{self._done:08}" / self._place.name / "memory.pprof.gz"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            jax.profiler.save_device_memory_profile(path)
+            self._say(f"profile  memory ran out; what lies in it: {path}")
+        except Exception as error:
+            self._say(f"profile  memory ran out, and what lies in it cannot be written: {first_line(error)}")
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        self._is_off = True
+        self._say(f"profile  {what}: {first_line(error)}; the run goes on without traces")
+
+    @contextlib.contextmanager
+    def _server(self) -> Iterator[None]:
+        """Lets tools ask this process for a trace from outside, if there is a port for them."""
+        port = self._config.server_port
+        try:
+            if port:
+                jax.profiler.start_server(port)
+        except Exception as error:
+            self._say(f"profile  profile.server_port={port} cannot be opened: {first_line(error)}")
+            port = 0
+        try:
+            yield
+        finally:
+            if port:
+                jax.profiler.stop_server()
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Tells people, and the watchdog, that slow writing goes on."""
+        ended = threading.Event()
+        began = time.monotonic()
+
+        def tell() -> None:
+            said = began
+            while not ended.wait(1):
+                self._alive()
+                if (now := time.monotonic()) - said > SLOW_S:
+                    said = now
+                    self._say(f"profile  a trace is being written, {now - began:.0f} s so far")
+
+        threading.Thread(target=tell, name="profile-patience", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()

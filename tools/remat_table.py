@@ -1,0 +1,198 @@
+"""`python tools/remat_table.py CONFIG.yml [compiled=true] [report=FILE] [key=val ...]`: what each remat policy costs.
+
+For each policy: the bytes that wait for the backward pass, of a layer and of the whole model, for one microbatch, all
+devices together; how many of these wait in host memory; and the FLOPs of matrix products that a step computes a second
+time, also as a share of those of a step without remat. All this is read from the jaxpr: nothing is compiled, and no
+array is made. `compiled=true` compiles the step for one device as well, and adds the bytes of its temporaries.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from nnxtrain.config.command import choose_platform, parse, run  # noqa: E402
+from nnxtrain.config.load import LEAVES, load  # noqa: E402
+from nnxtrain.config.remat import RematConfig  # noqa: E402
+from nnxtrain.config.schema import Config  # noqa: E402
+from nnxtrain.errors import ConfigError  # noqa: E402
+from nnxtrain.run.directory import write_whole  # noqa: E402
+from tools.words import split_words  # noqa: E402
+
+POLICIES = tuple(name for name in LEAVES["remat.policy"].declared.metadata["choices"] if name != "custom")
+SWITCH = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one policy; bytes are of one microbatch, FLOPs of one step, both of all devices together.
+
+    Attributes:
+        layer_bytes: kept for the backward pass by one layer.
+        model_bytes: kept by all layers, embedding, head and loss.
+        host_bytes: how many of the latter wait in host memory.
+        recomputed_flops: of the matrix products that the backward pass computes a second time.
+        recomputed_share: the same over the FLOPs of a step without remat.
+        temp_bytes: of the compiled step; None where that was not asked for, or where this backend cannot offload.
+    """
+
+    layer_bytes: float
+    model_bytes: int
+    host_bytes: int
+    recomputed_flops: int
+    recomputed_share: float
+    temp_bytes: int | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="tools/remat_table.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("config", metavar="CONFIG.yml")
+    parser.add_argument(
+        "words", nargs="*", metavar="key=val", help="compiled=true, report=FILE, and keys of the configuration"
+    )
+    arguments = parse(argv, parser)
+    own, rest = split_words(arguments.words, {"compiled": "false", "report": ""})
+    if own["compiled"] not in SWITCH:
+        raise ConfigError(f"compiled={own['compiled']}: expected true or false")
+    config = load(arguments.config, rest)
+    choose_platform(config)
+    costs = compare(config, compiled=SWITCH[own["compiled"]])
+    rows, sequence = config.batch.microbatch, config.batch.sequence
+    print(f"{config.model.layers} layers of width {config.model.embed}, microbatch of {rows} rows of {sequence} tokens")
+    Console(highlight=False, soft_wrap=True).print(table_of(costs))
+    if own["report"]:
+        report = {"rows": rows, "sequence": sequence, "policies": {name: asdict(cost) for name, cost in costs.items()}}
+        write_whole(Path(own["report"]), json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def table_of(costs: Mapping[str, Cost]) -> Table:
+    """Returns the costs as people read them."""
+    table = Table("policy", "layer\nMiB", "model\nMiB", "on host\nMiB", "again\nGFLOP", "again\nshare")
+    compiled = any(cost.temp_bytes is not None for cost in costs.values())
+    if compiled:
+        table.add_column("temp\nMiB")
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, cost in costs.items():
+        sizes = [f"{size / 2**20:,.3f}" for size in (cost.layer_bytes, cost.model_bytes, cost.host_bytes)]
+        temp = "-" if cost.temp_bytes is None else f"{cost.temp_bytes / 2**20:,.3f}"
+        work = [f"{cost.recomputed_flops / 1e9:,.3f}", f"{cost.recomputed_share:.1%}"]
+        table.add_row(name, *sizes, *work, *([temp] if compiled else []))
+    return table
+
+
+def compare(config: Config, *, compiled: bool) -> dict[str, Cost]:
+    """Returns the cost of each policy, and of the tags that `config` names, if it does."""
+    remats = [RematConfig(policy=name) for name in POLICIES] + [config.remat] * (config.remat.policy == "custom")
+    least = gradient_flops(replace(config, remat=RematConfig(policy="none")))
+    return {remat.policy: cost_of(replace(config, remat=remat), least, compiled=compiled) for remat in remats}
+
+
+def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
+    """Returns the cost of the policy of `config`, whose step takes `least` FLOPs without remat."""
+    period = config.model.period
+    deeper = replace(config, model=replace(config.model, layers=config.model.layers + period))
+    device, host = kept_bytes(config)
+    more = gradient_flops(config) - least
+    return Cost(
+        layer_bytes=(sum(kept_bytes(deeper)) - device - host) / period,
+        model_bytes=device + host,
+        host_bytes=host,
+        recomputed_flops=more,
+        recomputed_share=more / least,
+        temp_bytes=temp_bytes(config) if compiled else None,
+    )
+
+
+def kept_bytes(config: Config) -> tuple[int, int]:
+    """Returns the bytes on device, and in host memory, that one microbatch keeps for its backward pass.
+
+    Weights and the batch are there anyway, and are not counted.
+    """
+    import jax
+
+    def kept(loss: Any, params: Any) -> list[jax.Array]:
+        return jax.tree.leaves(jax.vjp(loss, params)[1])
+
+    jaxpr = _traced(config, kept).jaxpr
+    found = {var for var in jaxpr.outvars if not hasattr(var, "val")}.difference(jaxpr.invars, jaxpr.constvars)
+    sizes = [(var.aval.memory_space == jax.memory.Space.Host, var.aval.size * var.aval.dtype.itemsize) for var in found]
+    return sum(size for on_host, size in sizes if not on_host), sum(size for on_host, size in sizes if on_host)
+
+
+def gradient_flops(config: Config) -> int:
+    """Returns the FLOPs of all matrix products in loss and gradients of a step."""
+    import jax
+
+    jaxpr = _traced(config, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
+    return config.batch.accum_steps * product_flops(jaxpr)
+
+
+def product_flops(jaxpr: Any) -> int:
+    """Returns the FLOPs of all matrix products of a jaxpr, those of a scan once for each of its turns."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            depth = 1
+            for axis in contracted:
+                depth *= left[axis]
+            total += 2 * depth * equation.outvars[0].aval.size
+        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += turns * sum(product_flops(inner) for inner in _jaxprs_in(equation.params))
+    return total
+
+
+def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else [value]:
+            inner = getattr(item, "jaxpr", item)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def temp_bytes(config: Config) -> int | None:
+    """Returns the bytes of the temporaries of the compiled step; None where nothing can offload as its policy asks."""
+    from nnxtrain.build import make_program, on_one_device
+    from nnxtrain.models.remat import can_offload
+
+    program = make_program(on_one_device(config))
+    if program.offloaded and not can_offload(program.mesh.devices.flat[0]):
+        return None
+    return program.make_engine().memory().temp_size_in_bytes
+
+
+def _traced(config: Config, function: Any) -> Any:
+    """Returns the jaxpr of `function(loss, params)`, where `loss(params)` is that of one microbatch."""
+    import jax
+    from flax import nnx
+
+    from nnxtrain.build import loss_sum_of, make_program, on_one_device
+    from nnxtrain.types import PRNG
+
+    program = make_program(on_one_device(config))
+    loss_sum = loss_sum_of(config, program.layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
+    graph, params, others = nnx.split(program.abstract_state().model, nnx.Param, ...)
+    spec = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in program.batch_spec().items()}
+
+    def traced(params: Any, others: Any, microbatch: Any) -> Any:
+        key = jax.random.key(config.seed, impl=PRNG)
+        return function(lambda params: loss_sum(nnx.merge(graph, params, others), microbatch, key)[0], params)
+
+    return jax.make_jaxpr(traced)(params, others, spec)
+
+
+if __name__ == "__main__":
+    run(main)
