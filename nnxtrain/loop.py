@@ -42,7 +42,6 @@ class _Flight(NamedTuple):
     step: int
     metrics: Metrics
     position: Any
-    data_wait_s: float
 
 
 class _Recorder:
@@ -50,24 +49,25 @@ class _Recorder:
 
     def __init__(self, record: Callable[[StepRecord], None]):
         self._record = record
-        self._last = time.perf_counter()
         self.flight: _Flight | None = None
+        self.waited = 0.0  # seconds for batches, since the last record
+        self._last = time.perf_counter()
 
     def flush(self) -> None:
         """Waits for the step in flight and records it."""
         if self.flight is not None:
-            step, metrics, position, waited = self.flight
+            step, metrics, position = self.flight
             self.flight = None
             with TraceAnnotation("metrics_wait", step_num=step - 1):
                 values = {name: value.item() for name, value in jax.device_get(metrics).items()}
             now = time.perf_counter()
             with TraceAnnotation("log"):
-                self._record(StepRecord(step, values, position, now - self._last, waited))
-            self._last = now
+                self._record(StepRecord(step, values, position, now - self._last, self.waited))
+            self._last, self.waited = now, 0.0
 
     def restart(self) -> None:
         """Leaves out of the measure what happened since the last record."""
-        self._last = time.perf_counter()
+        self._last, self.waited = time.perf_counter(), 0.0
 
 
 def run_loop(
@@ -105,13 +105,13 @@ def run_loop(
             except Exception:
                 recorder.flush()  # the step in flight is good; who saves after this finds it recorded
                 raise
-            waited = time.perf_counter() - began
+            recorder.waited += time.perf_counter() - began  # while the step before was running
             if batch is None:
                 break
             metrics = engine.step(batch)
             recorder.flush()
         done = step + 1
-        recorder.flight = _Flight(done, metrics, position, waited)
+        recorder.flight = _Flight(done, metrics, position)
         if (due := between(done)) is not None:
             recorder.flush()
             due()

@@ -1,4 +1,4 @@
-"""Eight CPU devices for every test, before jax looks at the machine."""
+"""Eight CPU devices and a quick compiler for the tests, before jax looks at the machine."""
 
 import os
 import signal
@@ -14,10 +14,24 @@ for number in (signal.SIGHUP, signal.SIGINT):  # `nohup` and shells in the backg
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
+# the compiler spends most of its time on the speed of the program
+QUICKLY = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if jax.__version_info__ < (0, 11):
+    QUICKLY += " --xla_cpu_use_fusion_emitters=false"
+
+
+def pytest_configure(config):
+    """Compiles quickly where numbers alone are of interest; slow tests, and processes of their own, do as users do."""
+    if config.option.markexpr != "slow":
+        os.environ["XLA_FLAGS"] += QUICKLY
+
 
 @pytest.fixture(scope="session")
 def _compiled(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"  # one for all workers
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,6 @@ from nnxtrain.config.load import load
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "configs" / "tiny.yml"
-# for `jax.jit(..., compiler_options=QUICKLY)`: numbers alone are of interest, not speed or memory; the compiler of jax
-# 0.10 spends most of its time in the last of these
-QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-if jax.__version_info__ < (0, 11):
-    QUICKLY["xla_cpu_use_fusion_emitters"] = False
 UNEVEN = (31, 3, 17, 1, 32, 2, 9, 5)  # targets of each row: 100 together
 
 
@@ -54,7 +49,7 @@ def random_batch(
 
 def initial_state(program: Program):
     """Returns the initial state of a program, compiled: drawn operation by operation it takes many times as long."""
-    return jax.jit(program.make_state, compiler_options=QUICKLY)()
+    return jax.jit(program.make_state)()
 
 
 def pure_step(program: Program):
@@ -95,7 +90,10 @@ def assert_trees_equal(got, want) -> None:
 def run_module(module: str, *words: str, devices: int = 1, cwd: Path = ROOT, **environment: str):
     """Runs `python -m nnxtrain.MODULE WORDS` in a process of its own; returns what `subprocess.run` does."""
     flags = f"--xla_force_host_platform_device_count={devices}"
-    env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | environment
+    env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    if devices == 1 and (compiled := jax.config.values["jax_compilation_cache_dir"]):
+        env |= {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    env |= environment
     command = [sys.executable, "-m", f"nnxtrain.{module}", *words]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
 

@@ -59,7 +59,17 @@ def workplace(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith(("python ", "touch "))])
+LONG = {"python tools/kill_test.py configs/tiny.yml rounds=1"}  # three runs, one after the other
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=[pytest.mark.slow] if line in LONG else [])
+        for line in commands()
+        if line.startswith(("python ", "touch "))
+    ],
+)
 def test_commands_of_the_pages_run(line, workplace, monkeypatch):
     """Runs each command with a smaller model and fewer steps on top."""
     monkeypatch.chdir(workplace)

@@ -39,9 +39,8 @@ pytestmark = [
 
 
 def launch(*words: str) -> subprocess.Popen:
-    """Starts a run in a process of its own, with the eight devices of the tests."""
+    """Starts a run in a process of its own, which compiles as this one does."""
     env = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "PYTHONPATH": str(ROOT),
         "NO_COLOR": "1",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

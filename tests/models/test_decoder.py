@@ -10,7 +10,7 @@ from nnxtrain.config.presets import PRESETS
 from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.steps.loss import token_sums
-from tests.support import QUICKLY, initial_state, random_batch, tiny, tiny_program
+from tests.support import initial_state, random_batch, tiny, tiny_program
 from tools.remat_table import product_flops
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -62,10 +62,8 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights_and_scores():
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     assert model.hidden(batch, KeepAll()).dtype == jnp.bfloat16
-    _, want = jax.jit(tiny_program().train_step, compiler_options=QUICKLY)(
-        initial_state(tiny_program()), random_batch()
-    )
-    _, got = jax.jit(program.train_step, compiler_options=QUICKLY)(initial_state(program), random_batch())
+    _, want = jax.jit(tiny_program().train_step)(initial_state(tiny_program()), random_batch())
+    _, got = jax.jit(program.train_step)(initial_state(program), random_batch())
     assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-2)
 
 

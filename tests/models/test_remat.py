@@ -1,6 +1,7 @@
 """Every remat policy computes the same update, keeps what its page says, and is really in the program."""
 
 import contextlib
+import functools
 import io
 import itertools
 import re
@@ -21,7 +22,7 @@ from nnxtrain.models.remat import HOST, REMAT_POLICIES, by_tag, offloaded, polic
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.tables import Tables
 from nnxtrain.tags import TAGS
-from tests.support import QUICKLY, ROOT, TINY, assert_trees_close, random_batch, stacked, tiny, tiny_program, weights
+from tests.support import ROOT, TINY, assert_trees_close, random_batch, stacked, tiny, tiny_program, weights
 from tools.remat_table import temp_bytes
 
 PAGE = (ROOT / "docs" / "remat.md").read_text()
@@ -71,7 +72,7 @@ def run_of():
     """Returns what runs a case: three updates of SGD with momentum, whose buffer holds the first gradient."""
     initial: dict[bool, nnx.State] = {}
 
-    def run(case: Case, options: dict) -> Run:
+    def run(case: Case) -> Run:
         layout, dropout = f"model.scan_layers={case.scan}", f"model.dropout={case.dropout}"
         program = tiny_program(*SMALL, *POLICIES[case.policy], layout, dropout, f"batch.accum_steps={case.accum_steps}")
         graph = nnx.graphdef(nnx.eval_shape(program.make_state))
@@ -85,7 +86,7 @@ def run_of():
 
         traced = jax.jit(step).trace(initial[case.scan], batch)
         assert ("remat" in str(traced.jaxpr)) == (case.policy != "none")
-        compiled = traced.lower().compile(options)
+        compiled = traced.lower().compile()
         state, first = compiled(initial[case.scan], batch)
         moments = flat(nnx.merge(graph, state), "optimizer")
         grads = {path[path.index("trace") + 1 :]: leaf for path, leaf in moments.items() if "trace" in path}
@@ -98,16 +99,8 @@ def run_of():
 
 @pytest.fixture(scope="module")
 def plain(run_of):
-    """Returns what the plain case gives, of each dropout and way to compile: no remat, scanned, one microbatch."""
-    known: dict[tuple, Run] = {}
-
-    def of(dropout: float, options: dict) -> Run:
-        key = (dropout, *options)
-        if key not in known:
-            known[key] = run_of(Case("none", True, 1, dropout), options)
-        return known[key]
-
-    return of
+    """Returns what the plain case gives with a dropout: no remat, scanned, one microbatch."""
+    return functools.cache(lambda dropout: run_of(Case("none", True, 1, dropout)))
 
 
 def assert_same(got: Run, want: Run) -> None:
@@ -126,19 +119,19 @@ def test_the_pairs_are_all_there():
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_every_way_to_compute_an_update_gives_the_same(case, run_of, plain):
     """Dropout drawn in the order of execution, or a mean of microbatch means, differs here (B12)."""
-    assert_same(run_of(case, QUICKLY), plain(case.dropout, QUICKLY))
+    assert_same(run_of(case), plain(case.dropout))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_the_full_product_gives_the_same(case, run_of, plain):
-    """As above, each combination, compiled as users do."""
-    assert_same(run_of(case, {}), plain(case.dropout, {}))
+    """As above, each combination."""
+    assert_same(run_of(case), plain(case.dropout))
 
 
 def test_parity_would_see_another_mask(plain):
     """Two runs that cannot differ would agree too."""
-    assert abs(plain(0, QUICKLY).losses[0] - plain(0.2, QUICKLY).losses[0]) > 1e-3
+    assert abs(plain(0).losses[0] - plain(0.2).losses[0]) > 1e-3
 
 
 def rows_of_table(title: str) -> dict[str, list[str]]:
@@ -204,7 +197,7 @@ def test_evaluation_of_a_run_that_offloads_works_anywhere():
     """Only the step needs host memory; weights of a GPU run must be of use on a laptop."""
     program = tiny_program(*SMALL, "remat.policy=projections_offload")
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch(sequence=16, vocab=64))
-    hidden = jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()), compiler_options=QUICKLY)
+    hidden = jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()))
     assert np.isfinite(hidden(batch)).all()
 
 

@@ -12,7 +12,6 @@ from nnxtrain.checkpoint.tree import flat
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.optim.groups import is_decayed
 from tests.support import (
-    QUICKLY,
     assert_trees_close,
     assert_trees_equal,
     initial_state,
@@ -27,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def state_of(*words: str):
     """Returns the initial state, made as the engine makes it: inside `jax.jit`."""
-    return jax.jit(tiny_program(*words).make_state, compiler_options=QUICKLY)()
+    return jax.jit(tiny_program(*words).make_state)()
 
 
 def hidden_of(*words: str):
     """Returns `batch -> activations [b s d]` of the initial model."""
     program = tiny_program(*words)
-    return jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()), compiler_options=QUICKLY)
+    return jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()))
 
 
 # eight layers in groups of three leave two; a pattern longer than the stack is cut
@@ -96,9 +95,7 @@ def test_scanned_equals_unrolled(words):
     results = []
     for layout in ("true", "false"):
         program = tiny_program(*words, f"model.scan_layers={layout}", "optimizer.name=sgd")
-        step, make_state = (
-            jax.jit(each, compiler_options=QUICKLY) for each in (program.train_step, program.make_state)
-        )
+        step, make_state = (jax.jit(each) for each in (program.train_step, program.make_state))
         state, metrics = step(make_state(), random_batch())
         results.append((weights(state), jax.device_get(metrics)))
     (scanned, scanned_metrics), (unrolled, unrolled_metrics) = results

@@ -8,7 +8,7 @@ from flax import nnx
 
 from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.optim.optimizers import OPTIMIZERS
-from tests.support import QUICKLY, assert_trees_equal, initial_state, random_batch, tiny_program, weights
+from tests.support import assert_trees_equal, initial_state, random_batch, tiny_program, weights
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -77,7 +77,7 @@ def test_without_an_average_the_weights_are_those_that_were_trained(name):
 def test_a_spike_that_is_left_out_leaves_the_average(words):
     """The guard inside the step must hold for averages as for moments."""
     program = tiny_program(*SMALL, *words, "debug.on_nonfinite=skip")
-    step = jax.jit(program.train_step, compiler_options=QUICKLY)
+    step = jax.jit(program.train_step)
     state, _ = step(initial_state(program), random_batch())
     before, opt_state = average_of(state), jax.device_get(jax.tree.leaves(nnx.state(state.optimizer)))
     state, metrics = step(state, random_batch(targets=(0,) * 8))

@@ -10,7 +10,7 @@ from nnxtrain.config.load import load
 from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.optim.optimizers import OPTIMIZERS, make_optimizer
 from nnxtrain.state import TrainStateNNX
-from tests.support import QUICKLY, ROOT, initial_state, random_batch, tiny_program, weights
+from tests.support import ROOT, initial_state, random_batch, tiny_program, weights
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -273,7 +273,7 @@ def test_rules_that_see_shapes_train_a_scanned_model_as_an_unrolled_one(name):
     after = []
     for layout in ("true", "false"):
         program = tiny_program(*words, f"model.scan_layers={layout}", "optimizer.learning_rate=0.01")
-        state, step = initial_state(program), jax.jit(program.train_step, compiler_options=QUICKLY)
+        state, step = initial_state(program), jax.jit(program.train_step)
         for seed in range(3):
             state, _ = step(state, random_batch(seed=seed))
         after.append(weights(state))

@@ -9,7 +9,7 @@ import pytest
 
 from nnxtrain.config.schedule import ScheduleConfig
 from nnxtrain.optim.schedules import SCHEDULES, make_schedule
-from tests.support import QUICKLY, initial_state, random_batch, tiny_program
+from tests.support import initial_state, random_batch, tiny_program
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -118,7 +118,7 @@ def test_the_schedule_counts_updates(accum_steps):
     """A schedule that advances by microbatches falls too fast; a skipped step does not advance it (B40)."""
     words = ("steps=10", "schedule.warmup_steps=3", "optimizer.learning_rate=1", f"batch.accum_steps={accum_steps}")
     program = tiny_program(*words)
-    step, state = jax.jit(program.train_step, compiler_options=QUICKLY), initial_state(program)
+    step, state = jax.jit(program.train_step), initial_state(program)
     found = []
     for update in range(5):
         targets = (0,) * 8 if update == 2 else (32,) * 8

@@ -9,7 +9,7 @@ from flax import nnx
 from nnxtrain.data.pipeline import Cut
 from nnxtrain.steps.accumulate import scan
 from nnxtrain.types import LossParts
-from tests.support import QUICKLY, random_batch, tiny_program
+from tests.support import random_batch, tiny_program
 
 BFLOAT16 = ("model.dtype=bfloat16", "model.param_dtype=bfloat16")
 
@@ -17,7 +17,7 @@ BFLOAT16 = ("model.dtype=bfloat16", "model.param_dtype=bfloat16")
 def initial(program):
     """Returns graph and initial state of a program, made apart: inside a step, weights could keep more bits."""
     graph = nnx.graphdef(nnx.eval_shape(program.make_state))
-    return graph, jax.jit(lambda: nnx.state(program.make_state()), compiler_options=QUICKLY)()
+    return graph, jax.jit(lambda: nnx.state(program.make_state()))()
 
 
 def test_sums_are_float32_whatever_weights_and_computation_are():
@@ -48,7 +48,7 @@ def test_metrics_do_not_depend_on_the_number_of_microbatches(words, norm):
         def step(state, batch, graph=graph, program=program):
             return program.train_step(nnx.merge(graph, state), batch)[1]
 
-        found.append(jax.jit(step, compiler_options=QUICKLY)(state, random_batch(accum_steps=accum_steps)))
+        found.append(jax.jit(step)(state, random_batch(accum_steps=accum_steps)))
     one, four = found
     assert set(one) == set(four)
     for name in set(one) - {"loss", "grad_norm"}:
@@ -73,7 +73,7 @@ def test_no_row_goes_from_device_to_device():
     for shard in batch["rows"].addressable_shards:
         assert shard.data.shape == (4, 1)
     graph, state = nnx.split(program.abstract_state())
-    step = jax.jit(lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1], compiler_options=QUICKLY)
+    step = jax.jit(lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1])
     text = step.lower(state, batch).compile().as_text()
     assert "all-reduce" in text
     for moves in ("all-gather", "all-to-all", "collective-permute"):

@@ -7,7 +7,6 @@ import pytest
 
 from nnxtrain.nn.dropout import KeepAll
 from tests.support import (
-    QUICKLY,
     UNEVEN,
     assert_trees_close,
     assert_trees_equal,
@@ -25,7 +24,7 @@ SGD = ("optimizer.name=sgd", "optimizer.learning_rate=0.5", "schedule.name=const
 def one_update(*words: str, batch=None, accum_steps: int = 1, steps: int = 1):
     """Returns weights and last metrics after `steps` updates on one batch."""
     program = tiny_program(*words, f"batch.accum_steps={accum_steps}")
-    step = jax.jit(program.train_step, compiler_options=QUICKLY)
+    step = jax.jit(program.train_step)
     state = initial_state(program)
     batch = random_batch(accum_steps=accum_steps) if batch is None else batch
     for _ in range(steps):
@@ -91,7 +90,7 @@ def test_a_step_without_targets_moves_nothing_and_is_counted():
     program = tiny_program("optimizer.weight_decay=0.5")
     state = initial_state(program)
     before = weights(state)
-    state, metrics = jax.jit(program.train_step, compiler_options=QUICKLY)(state, random_batch(targets=(0,) * 8))
+    state, metrics = jax.jit(program.train_step)(state, random_batch(targets=(0,) * 8))
     assert_trees_equal(weights(state), before)
     assert metrics["skipped"]
     assert not metrics["bad"]
@@ -105,7 +104,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_moments():
     state = initial_state(program)
     state.model.norm.scale[...] = state.model.norm.scale[...].at[0].set(jnp.inf)
     before = weights(state)
-    state, metrics = jax.jit(program.train_step, compiler_options=QUICKLY)(state, random_batch())
+    state, metrics = jax.jit(program.train_step)(state, random_batch())
     assert metrics["bad"]
     assert_trees_equal(weights(state), before)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.optimizer))
@@ -126,7 +125,7 @@ def test_dropout_draws_another_mask_each_step_and_row():
     """One key for all rows or all steps would repeat masks."""
     program = tiny_program("model.dropout=0.5", "optimizer.learning_rate=0", "optimizer.weight_decay=0")
     state = initial_state(program)
-    step = jax.jit(program.train_step, compiler_options=QUICKLY)
+    step = jax.jit(program.train_step)
     batch = random_batch(targets=(32,) * 8)
     losses = []
     for _ in range(2):
