@@ -101,7 +101,7 @@ class Cluster:
         """Raises LostProcessError where jax says in its own words that another process is gone."""
         try:
             yield
-        except jax.errors.JaxRuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # a new array of a failed one is a ValueError
             if self.size == 1 or not any(word in str(error) for word in LOSSES):
                 raise
             what = str(error).splitlines()[0][:200]
