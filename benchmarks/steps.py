@@ -116,7 +116,7 @@ def compare(config: Config, pairs: int) -> dict[str, Any]:
         return floor_weights(engine.state())
 
     sides = {
-        "ours": Side(engine.step, lambda batch: batch, weights, engine.compile_s, engine.memory()),
+        "ours": Side(engine.step, lambda batch: batch, weights, engine.compile_s, *engine.memory().values()),
         "floor": floor_side(config, weights()),
     }
     calls, steps, rates = alternate(sides, batches_of(program, pairs + 1))

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import Wanted
 from nnxtrain.compile.chips import peak_flops
+from nnxtrain.config.debug import DebugConfig
 from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
 from nnxtrain.data.sources import RowSpec, make_tokenizer
-from nnxtrain.engine.single import SingleEngine
+from nnxtrain.engine.base import Engine
 from nnxtrain.errors import ConfigError
 from nnxtrain.evaluation import Evaluation, evaluate
 from nnxtrain.lookup import lookup
@@ -33,14 +35,27 @@ from nnxtrain.sharding.audit import check_replication
 from nnxtrain.sharding.layout import MeshLayout
 from nnxtrain.sharding.mesh import make_mesh
 from nnxtrain.sharding.rows import own_rows, put_rows, rows_sharding
-from nnxtrain.sharding.spread import spread_microbatches, spread_rows
+from nnxtrain.sharding.spread import copies_of, keep_apart, spread_microbatches, spread_rows
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.eval_step import make_eval_step
-from nnxtrain.steps.guard import make_judge
+from nnxtrain.steps.guard import Judge, make_judge
 from nnxtrain.steps.loss import make_loss_sum
-from nnxtrain.steps.train_step import make_train_step
+from nnxtrain.steps.train_step import make_collect, make_train_step, make_update
 from nnxtrain.tables import BUILT_IN, Tables
-from nnxtrain.types import PRNG, Batch, Bind, Dataset, LossSum, RngsAt, Tokenizer, TrainStep
+from nnxtrain.types import (
+    PRNG,
+    Batch,
+    Bind,
+    Collect,
+    Dataset,
+    EvalStep,
+    LossSum,
+    RngsAt,
+    Sums,
+    Tokenizer,
+    TrainStep,
+    Update,
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,9 @@ class Program:
     layout: MeshLayout
     make_state: Callable[[], TrainStateNNX]
     train_step: TrainStep
+    forward_backward: Collect
+    update: Update
+    eval_step: EvalStep
     tables: Tables
     offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
 
@@ -82,8 +100,33 @@ class Program:
         """What this program asks of a checkpoint."""
         return Wanted(self.abstract_state, self.tokenizer.fingerprint, self.config.batch.sequence)
 
-    def make_engine(self) -> SingleEngine:
-        """Compiles the step; `initialise` or `load` then gives the engine its state.
+    @property
+    def max_inflight(self) -> int:
+        """Updates that may be under way at a time."""
+        return self.config.engine.max_inflight
+
+    def abstract_sums(self, microbatch: Batch) -> Sums:
+        """Returns shapes, types and shardings of the sums of an abstract microbatch."""
+        graph, state = nnx.split(self.abstract_state())
+        collect = lambda state, microbatch: self.forward_backward(nnx.merge(graph, state), microbatch)  # noqa: E731
+        return self.layout.sums(jax.eval_shape(collect, state, dict(microbatch)), copies=copies_of(self.layout))
+
+    @staticmethod
+    def join(sums: Any) -> Any:
+        """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), sums)
+
+    write = staticmethod(write_arrays)
+    read = staticmethod(read_arrays)
+
+    def make_engine(self) -> Engine:
+        """Compiles the step; `initialise` or `load` then gives the engine its state."""
+        engine = self.new_engine()
+        engine.compile(self.batch_spec())
+        return engine
+
+    def new_engine(self) -> Engine:
+        """Returns the engine that `engine.name` names; it has compiled nothing yet.
 
         Raises:
             ConfigError: the remat policy moves activations to host memory, and these devices have none.
@@ -92,8 +135,7 @@ class Program:
         if self.offloaded and not can_offload(device):
             what = f"{', '.join(self.offloaded)} to pinned host memory, which platform {device.platform} does not have"
             raise ConfigError(f"remat.policy={self.config.remat.policy} moves {what}; save or recompute them")
-        engine = lookup(self.tables.engines, self.config.engine.name, key="engine.name")
-        return engine(self.make_state, self.train_step, state=self.abstract_state(), batch=self.batch_spec())
+        return lookup(self.tables.engines, self.config.engine.name, key="engine.name")(self)
 
 
 def make_program(
@@ -142,18 +184,35 @@ def make_program(
     if name == "auto":
         name = "one_pass" if config.batch.accum_steps == 1 else "scan"
     accumulate = spread_microbatches(lookup(tables.accumulators, name, key="batch.accumulator"), layout)
+    apart = keep_apart(tables.accumulators["one_pass"], layout)
     loss_sum = loss_sum_of(config, layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
-    judge = make_judge(
-        skips=config.debug.on_nonfinite == "skip",
-        spike_deviations=config.debug.spike_deviations,
-        spike_warmup=config.debug.spike_warmup_steps,
-        limit=config.debug.nonfinite_limit,
+    update = make_update(_judge(config.debug), schedule)
+    collect, collect_apart = (make_collect(loss_sum, how, seed=config.seed) for how in (accumulate, apart))
+    program = Program(
+        config=config,
+        mesh=mesh,
+        tokenizer=tokenizer,
+        layout=layout,
+        make_state=make_state,
+        train_step=make_train_step(collect, update),
+        forward_backward=lambda state, one: collect_apart(state, {name: leaf[None] for name, leaf in one.items()}),
+        update=update,
+        eval_step=make_eval_step(loss_sum_of(config, layout, z_loss=0.0, dropout=0.0)),
+        tables=tables,
+        offloaded=offloaded(policy),
     )
-    train_step = make_train_step(loss_sum, accumulate, judge=judge, schedule=schedule, seed=config.seed)
-    program = Program(config, mesh, tokenizer, layout, make_state, train_step, tables, offloaded(policy))
     weights = nnx.state(program.abstract_state().model, nnx.Param)
     check_replication(weights, layout, tolerance=config.mesh.replication_tolerance)
     return program
+
+
+def _judge(config: DebugConfig) -> Judge:
+    return make_judge(
+        skips=config.on_nonfinite == "skip",
+        spike_deviations=config.spike_deviations,
+        spike_warmup=config.spike_warmup_steps,
+        limit=config.nonfinite_limit,
+    )
 
 
 def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: float) -> LossSum:
@@ -237,7 +296,7 @@ def make_scale(data: Data, *, steps: int) -> Scale:
 def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], bool]], Evaluation | None]]:
     """Returns for each held-out set what evaluates the model of `bind` on it, or returns None if it `stops`."""
     program, config = data.program, data.program.config
-    eval_step = bind(make_eval_step(loss_sum_of(config, program.layout, z_loss=0.0, dropout=0.0)))
+    eval_step = bind(program.eval_step)
 
     def evaluator(name: str) -> Callable[[Callable[[], bool]], Evaluation | None]:
         def run(stops: Callable[[], bool]) -> Evaluation | None:

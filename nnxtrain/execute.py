@@ -23,7 +23,6 @@ from nnxtrain.describe import checkpoint_meta, environment_of, first_lines, para
 from nnxtrain.errors import STOPPED, CheckpointError, NonFiniteError, UserError
 from nnxtrain.loop import StepRecord, run_loop
 from nnxtrain.metrics import Recorder
-from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.profiling.profiler import Profiler
 from nnxtrain.profiling.schedule import say_windows
 from nnxtrain.profiling.session import OnTrace, Place
@@ -36,7 +35,6 @@ from nnxtrain.run.directory import locked, set_aside_rows, write_json, write_who
 from nnxtrain.run.events import cut_events
 from nnxtrain.run.signals import StopSignals
 from nnxtrain.run.watchdog import Watchdog
-from nnxtrain.state import TrainStateNNX
 from nnxtrain.summary import Summary, figures
 from nnxtrain.tables import BUILT_IN, Tables
 
@@ -191,8 +189,8 @@ class _Run:
         self.console.say(f"compiled in {duration(self.engine.compile_s)}")
         self.restorer.load(self.engine, state)
         self.is_finite = self.engine.bind(all_finite)
-        self.evaluators = make_evaluators(self.data, self.bind_to_model)
-        self.write_text = make_writer(config, program.tokenizer, self.bind_to_model)
+        self.evaluators = make_evaluators(self.data, self.engine.bind_model)
+        self.write_text = make_writer(config, program.tokenizer, self.engine.bind_model)
         scale = make_scale(self.data, steps=self.total)
         self.recorder = stack.enter_context(closing(Recorder(self.folder, self.console, scale=scale, log=config.log)))
         self.summary.figures = self.figures
@@ -229,15 +227,6 @@ class _Run:
         if dropped := set_aside_rows(self.folder, beyond=done):
             self.console.say(f"         {dropped} rows beyond step {done} are in metrics.dropped.jsonl")
         cut_events(self.folder / "tensorboard", beyond=done)
-
-    def bind_to_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Turns `function(model, *args)` into a compiled `function(*args)` of the model to evaluate with."""
-
-        @functools.wraps(function)
-        def of_state(state: TrainStateNNX, *args: Any) -> Any:
-            return function(evaluation_model(state), *args)
-
-        return self.engine.bind(of_state)
 
     def steps_from(self, done: int) -> int:
         """Takes steps to the end, or until something asks to stop; returns the steps done."""

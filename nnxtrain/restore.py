@@ -10,7 +10,7 @@ from nnxtrain.checkpoint.saver import find_weights, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.config.load import as_mapping, differences
 from nnxtrain.data.pipeline import START, Position
-from nnxtrain.engine.single import SingleEngine
+from nnxtrain.engine.base import Engine
 from nnxtrain.errors import ConfigError
 from nnxtrain.state import TrainStateNNX
 
@@ -64,7 +64,7 @@ class Restorer:
         skipped = tuple((first, end) for first, end in saved.data["skipped"])
         return Restored(state, saved.step, Position(saved.data["row"], skipped))
 
-    def load(self, engine: SingleEngine, state: TrainStateNNX | None) -> None:
+    def load(self, engine: Engine, state: TrainStateNNX | None) -> None:
         """Gives the engine a state that was found, or a fresh one with the weights of `checkpoint.init_from`."""
         if state is None:
             engine.initialise()

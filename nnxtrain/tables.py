@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from nnxtrain.data.sources import DATASETS
-from nnxtrain.engine.single import ENGINES
+from nnxtrain.engine.base import Engine
+from nnxtrain.engine.engines import ENGINES
 from nnxtrain.models.decoder import MODELS
 from nnxtrain.models.remat import REMAT_POLICIES
 from nnxtrain.optim.optimizers import OPTIMIZERS
@@ -24,7 +25,7 @@ class Tables(NamedTuple):
     optimizers: Mapping[str, UpdateRule] = OPTIMIZERS
     schedules: Mapping[str, Curve] = SCHEDULES
     datasets: Mapping[str, Callable[..., Dataset]] = DATASETS
-    engines: Mapping[str, Callable[..., Any]] = ENGINES
+    engines: Mapping[str, Callable[[Any], Engine]] = ENGINES
 
     def names(self) -> dict[str, Collection[str]]:
         """Returns the names that each key admits, as `load(..., extra=...)` takes them."""

@@ -28,10 +28,12 @@ class LossParts(NamedTuple):
 
     Attributes:
         targets: tokens that count, the one denominator of everything that carries a gradient.
+        tokens: that are no padding.
         sums: metric name → (sum, count), divided once when the step is done.
     """
 
     targets: jax.Array
+    tokens: jax.Array
     sums: dict[str, tuple[jax.Array, jax.Array]]
 
 
@@ -41,8 +43,27 @@ LossSum = Callable[[nnx.Module, Batch, jax.Array], tuple[jax.Array, LossParts]]
 # `(params, microbatch) -> (loss summed over targets in nats, LossParts)`
 LossOf = Callable[[nnx.State, Batch], tuple[jax.Array, LossParts]]
 
-# `(loss_of, params, batch [m b ...]) -> (LossParts, gradient sums)`, both summed over microbatches, in float32
-Accumulate = Callable[[LossOf, nnx.State, Batch], tuple[LossParts, nnx.State]]
+
+class Sums(NamedTuple):
+    """What microbatches leave behind, added up: all that an update needs to know of them.
+
+    Attributes:
+        parts: of the loss.
+        grads: of the trained parameters, float32.
+    """
+
+    parts: LossParts
+    grads: nnx.State
+
+
+# `(loss_of, params, batch [m b ...]) -> Sums` over its microbatches
+Accumulate = Callable[[LossOf, nnx.State, Batch], Sums]
+
+# `(state, batch) -> Sums` of the batch, for the weights of a state that is only read
+Collect = Callable[[TrainStateNNX, Batch], Sums]
+
+# `(state, sums of a step) -> (state one step on, metrics)`; consumes its state
+Update = Callable[[TrainStateNNX, Sums], tuple[TrainStateNNX, Metrics]]
 
 # `(state, batch [m b ...]) -> (state one step on, metrics)`; consumes its state
 TrainStep = Callable[[TrainStateNNX, Batch], tuple[TrainStateNNX, Metrics]]

@@ -171,7 +171,8 @@ def temp_bytes(config: Config) -> int | None:
     program = make_program(on_one_device(config))
     if program.offloaded and not can_offload(program.mesh.devices.flat[0]):
         return None
-    return program.make_engine().memory().temp_size_in_bytes
+    (memory,) = program.make_engine().memory().values()
+    return memory.temp_size_in_bytes
 
 
 def _traced(config: Config, function: Any) -> Any:

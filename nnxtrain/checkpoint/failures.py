@@ -1,9 +1,36 @@
-"""How a failure of orbax or its storage layer is told: once, in one line."""
+"""How a failure of orbax or its storage layer, or a checkpoint of another run, is told: once, for people."""
 
+import contextlib
 import logging
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
+
+from nnxtrain.errors import CheckpointError
+
+LISTED = 20  # differences that an error names
+
+
+class DifferentTreeError(CheckpointError):
+    """A checkpoint that can be read, but is of another model, optimizer or tokenizer."""
+
+
+def different(what: str, lines: list[str]) -> DifferentTreeError:
+    """Returns an error that says `what`, and how by the first of the lines."""
+    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+    return DifferentTreeError("\n  ".join([what, *lines[:LISTED], *more]))
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Raises CheckpointError that begins with `what` for the many kinds that orbax and its storage layer raise."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{what}: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError, Saved
+from nnxtrain.checkpoint.failures import DifferentTreeError
+from nnxtrain.checkpoint.store import CheckpointStore, Saved
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.errors import CheckpointError, ConfigError, NonFiniteError

@@ -7,7 +7,7 @@ each under a temporary name and renames it, so a folder with the name of a step 
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from nnxtrain.checkpoint.failures import reason, tell_failures_once
+from nnxtrain.checkpoint.failures import different, reported, tell_failures_once
 from nnxtrain.checkpoint.layout import (
     Leaf,
     cut_leaf,
@@ -36,11 +36,6 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 ARRAYS = ("model", "optimizer", "guard")
 NOTES = ("data", "meta")
-LISTED = 20  # differences that an error names
-
-
-class DifferentTreeError(CheckpointError):
-    """A checkpoint that can be read, but is of another model, optimizer or tokenizer."""
 
 
 class Saved(NamedTuple):
@@ -201,9 +196,7 @@ class CheckpointStore:
         there = in_layout_of(whole, saved.leaves(name), take=cut_leaf, join=join_leaves)
         asked = ({path: leaf for path, leaf in tree.items() if wants("/".join(path))} for tree in (there, whole))
         if lines := differences(*asked):
-            first = f"{self.folder}/{saved.step}: {name} is not that of this configuration"
-            more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-            raise DifferentTreeError("\n  ".join([first, *lines[:LISTED], *more]))
+            raise different(f"{self.folder}/{saved.step}: {name} is not that of this configuration", lines)
 
     def set_aside(self, beyond: int) -> list[int]:
         """Moves checkpoints of later steps than `beyond` to `checkpoints.dropped/`; returns their steps."""
@@ -241,15 +234,8 @@ class CheckpointStore:
         wanted = ocp.args.PyTreeRestore(item=abstract, restore_args=arguments)
         return flattened(self._manager.restore(self._saving, args=ocp.args.Composite(**{name: wanted}))[name])
 
-    @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except CheckpointError:
-            raise
-        except Exception as error:  # orbax and its storage layer raise many kinds
-            where = f"step {self._saving}: the checkpoint in {self.folder}"
-            raise CheckpointError(f"{where} {what}: {reason(error)}") from error
+    def _told(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return reported(f"step {self._saving}: the checkpoint in {self.folder} {what}")
 
 
 def _goodness(metrics: Mapping[str, float]) -> float:

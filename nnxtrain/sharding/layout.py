@@ -94,8 +94,24 @@ class MeshLayout:
 
         return nnx.from_flat_state([(path, placed(path, leaf)) for path, leaf in flat])
 
-    def _stored(self, parameter: nnx.Variable, table: Table) -> NamedSharding:
-        spec = spec_of(parameter.shape, axes_of(parameter), table=table, mesh=self.mesh.shape)
+    def sums(self, shapes: Any, *, copies: tuple[str, ...]) -> Any:
+        """Returns abstract sums of a microbatch, leaves `[c ...]`, with the sharding of each leaf.
+
+        Gradients lie as their parameters do; `copies` are the mesh axes that the first dimension is spread over.
+        """
+
+        def placed(leaf: Any) -> Any:
+            array = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+            own = self._stored(leaf, self.table, skip=1).spec if isinstance(leaf, nnx.Param) else ()
+            sharding = NamedSharding(self.mesh, PartitionSpec(copies or None, *own))
+            abstract = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+            return leaf.replace(abstract) if isinstance(leaf, nnx.Variable) else abstract
+
+        return jax.tree.map(placed, shapes, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+    def _stored(self, parameter: nnx.Variable, table: Table, *, skip: int = 0) -> NamedSharding:
+        """Returns where a parameter lies, or a stack of such along its first `skip` dimensions."""
+        spec = spec_of(parameter.shape[skip:], axes_of(parameter), table=table, mesh=self.mesh.shape)
         return NamedSharding(self.mesh, spec)
 
     def _gathered(self, variable: nnx.Variable) -> nnx.Variable:

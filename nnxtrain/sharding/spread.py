@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from nnxtrain.axes import BATCH, SEQUENCE
 from nnxtrain.sharding.layout import MeshLayout
-from nnxtrain.types import Accumulate, Batch, LossOf, LossParts, Spread
+from nnxtrain.types import Accumulate, Batch, LossOf, Spread, Sums
 
 
 def spread_microbatches(accumulate: Accumulate, layout: MeshLayout) -> Accumulate:
@@ -18,14 +18,39 @@ def spread_microbatches(accumulate: Accumulate, layout: MeshLayout) -> Accumulat
 
     Each adds up its own rows of all microbatches; what they have is added over devices once, at the end.
     """
-    cut_weights = {name for axis, names in layout.table.items() if axis not in (BATCH, SEQUENCE) for name in names}
-    copies = tuple(name for name in layout.axes(BATCH) if name not in cut_weights)
 
-    def spread(loss_of: LossOf, params: nnx.State, batch: Batch) -> tuple[LossParts, nnx.State]:
+    def spread(loss_of: LossOf, params: nnx.State, batch: Batch) -> Sums:
         sums = functools.partial(accumulate, loss_of)
-        return _spread(sums, layout, PartitionSpec(None, copies))(params, batch)
+        return _spread(sums, layout, PartitionSpec(None, copies_of(layout)))(params, batch)
 
     return spread
+
+
+def keep_apart(accumulate: Accumulate, layout: MeshLayout) -> Accumulate:
+    """Returns `accumulate` whose sums stay apart: leaves `[c ...]`, one part for each copy of the model."""
+
+    def apart(loss_of: LossOf, params: nnx.State, batch: Batch) -> Sums:
+        def own(params: nnx.State, batch: Batch) -> Sums:
+            return jax.tree.map(lambda leaf: leaf[None], accumulate(loss_of, params, batch))
+
+        if not (copies := copies_of(layout)):
+            return own(params, batch)
+        return jax.shard_map(
+            own,
+            mesh=layout.mesh,
+            axis_names=set(copies),
+            in_specs=(PartitionSpec(), PartitionSpec(None, copies)),
+            out_specs=PartitionSpec(copies),
+            check_vma=False,
+        )(params, batch)
+
+    return apart
+
+
+def copies_of(layout: MeshLayout) -> tuple[str, ...]:
+    """Returns the mesh axes whose devices share a batch and hold the same weights."""
+    cut_weights = {name for axis, names in layout.table.items() if axis not in (BATCH, SEQUENCE) for name in names}
+    return tuple(name for name in layout.axes(BATCH) if name not in cut_weights)
 
 
 def spread_rows(layout: MeshLayout) -> Spread:

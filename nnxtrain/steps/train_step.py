@@ -7,31 +7,69 @@ from flax import nnx
 
 from nnxtrain.state import TrainStateNNX, is_trained
 from nnxtrain.steps.guard import Judge
-from nnxtrain.types import PRNG, Accumulate, Batch, LossParts, LossSum, Metrics, Schedule, TrainStep
+from nnxtrain.types import (
+    PRNG,
+    Accumulate,
+    Batch,
+    Collect,
+    LossParts,
+    LossSum,
+    Metrics,
+    Schedule,
+    Sums,
+    TrainStep,
+    Update,
+)
 
 
-def make_train_step(
-    loss_sum: LossSum, accumulate: Accumulate, *, judge: Judge, schedule: Schedule, seed: int
-) -> TrainStep:
-    """Returns the function an engine compiles; it knows no config and no mesh.
+def make_train_step(collect: Collect, update: Update) -> TrainStep:
+    """Returns the function that an engine compiles; it knows no config and no mesh.
 
     Args:
-        loss_sum: `(model, microbatch, key) -> (loss summed over targets, LossParts)`.
-        accumulate: an entry of `ACCUMULATORS`; sums loss parts and gradients.
-        judge: decides which steps update.
-        schedule: learning rate by number of updates, for the metrics; the optimizer has its own copy.
-        seed: of dropout; masks depend on it, on the step and on the row of the global batch.
+        collect: sums of a batch, leaves `[m b ...]`.
+        update: moves a state by them.
     """
 
     def train_step(state: TrainStateNNX, batch: Batch) -> tuple[TrainStateNNX, Metrics]:
         """Consumes `state` and `batch` (leaves `[m b ...]`); returns the state one step on."""
+        return update(state, collect(state, batch))
+
+    return train_step
+
+
+def make_collect(loss_sum: LossSum, accumulate: Accumulate, *, seed: int) -> Collect:
+    """Returns what runs a batch forward and backward.
+
+    Args:
+        loss_sum: `(model, microbatch, key) -> (loss summed over targets, LossParts)`.
+        accumulate: an entry of `ACCUMULATORS`; sums loss parts and gradients.
+        seed: of dropout; masks depend on it, on the step and on the row of the global batch.
+    """
+
+    def collect(state: TrainStateNNX, batch: Batch) -> Sums:
+        """Returns the sums of `batch`, leaves `[m b ...]`, for the weights of `state`."""
         graph, params, rest = nnx.split(state.model, is_trained, ...)
         key = jax.random.fold_in(jax.random.key(seed, impl=PRNG), state.step[...])
 
         def loss_of(params: nnx.State, microbatch: Batch) -> tuple[jax.Array, LossParts]:
             return loss_sum(nnx.merge(graph, params, rest), microbatch, key)
 
-        parts, grads = accumulate(loss_of, params, batch)
+        return accumulate(loss_of, params, batch)
+
+    return collect
+
+
+def make_update(judge: Judge, schedule: Schedule) -> Update:
+    """Returns what ends a step: sums are divided, once, by the targets of the step.
+
+    Args:
+        judge: decides which steps update.
+        schedule: learning rate by number of updates, for the metrics; the optimizer has its own copy.
+    """
+
+    def update(state: TrainStateNNX, sums: Sums) -> tuple[TrainStateNNX, Metrics]:
+        """Consumes `state`; returns it moved by `sums`, and the metrics of the step."""
+        parts, grads = sums
         scale = 1 / jnp.maximum(parts.targets, 1)
         with jax.named_scope("grad_norm"):
             grad_norm = optax.tree.norm(grads) * scale
@@ -43,9 +81,9 @@ def make_train_step(
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
             "targets": parts.targets.astype(jnp.int32),
-            "tokens": jnp.sum(batch["segment_ids"] != 0),
+            "tokens": parts.tokens,
             "bad": verdict.bad,
             "skipped": ~verdict.updates,
         }
 
-    return train_step
+    return update

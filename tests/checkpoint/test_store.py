@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ import optax
 import pytest
 from flax import nnx
 
-from nnxtrain.checkpoint.store import CheckpointStore, DifferentTreeError
+from nnxtrain.checkpoint.failures import DifferentTreeError
+from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import PARTS, flat
 from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.engine.single import SingleEngine
@@ -26,6 +28,7 @@ DATA = {"row": 24, "skipped": [[8, 16]]}
 DYING = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from tests.checkpoint.test_store import open_store, save, small_state
 with_big = small_state(size=3_000_000)
 store = open_store(Path(sys.argv[1]), background=sys.argv[2] == "background")
@@ -379,7 +382,10 @@ def test_a_save_in_the_background_never_reads_a_donated_buffer(tmp_path):
     graph, shapes = nnx.split(nnx.eval_shape(lambda: small_state(size=size)))
     place = jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices()[:1], "data"), jax.sharding.PartitionSpec())
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
-    engine = SingleEngine(lambda: small_state(size=size), drift, state=nnx.merge(graph, shapes), batch=batch)
+    abstract = nnx.merge(graph, shapes)
+    make_state = lambda: small_state(size=size)  # noqa: E731
+    engine = SingleEngine(SimpleNamespace(make_state=make_state, train_step=drift, abstract_state=lambda: abstract))
+    engine.compile(batch)
     engine.initialise()
     batch = {"inputs": jnp.zeros(1, jnp.int32)}
     before = jax.tree.leaves(nnx.state(engine.state()))

@@ -106,7 +106,7 @@ class Talk(NamedTuple):
 def talks(engine) -> list[Talk]:
     """Returns the exchanges of a compiled step."""
     calls, found, name = defaultdict(set), [], ""
-    text = engine._step.as_text()
+    text = engine._compiled["train_step"].as_text()
     for line in text.splitlines():
         if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
             name = head[1]

@@ -26,7 +26,9 @@ def test_sums_are_float32_whatever_weights_and_computation_are():
 
     def loss_of(params, microbatch):
         loss = jnp.sum(params["weight"] * microbatch["part"].astype(jnp.bfloat16)).astype(jnp.float32)
-        return loss, LossParts(jnp.ones((), jnp.float32), {"loss": (loss, jnp.ones((), jnp.float32))})
+        return loss, LossParts(
+            jnp.ones((), jnp.float32), jnp.ones((), jnp.int32), {"loss": (loss, jnp.ones((), jnp.float32))}
+        )
 
     found, grads = scan(loss_of, {"weight": jnp.ones((), jnp.bfloat16)}, {"part": parts[:, None]})
     assert {leaf.dtype for leaf in jax.tree.leaves((found, grads))} == {jnp.dtype("float32")}

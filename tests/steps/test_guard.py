@@ -10,7 +10,7 @@ from flax import nnx
 from nnxtrain.state import Guard, TrainStateNNX
 from nnxtrain.steps.accumulate import ACCUMULATORS
 from nnxtrain.steps.guard import MEMORY, make_judge
-from nnxtrain.steps.train_step import make_train_step
+from nnxtrain.steps.train_step import make_collect, make_train_step, make_update
 from nnxtrain.types import LossParts
 from tests.support import assert_trees_equal
 
@@ -32,14 +32,15 @@ def loss_sum(model: Line, microbatch, key):
     gap = model.w[0] - jax.lax.stop_gradient(model.w[0])
     loss = loss + jnp.sqrt(jnp.where(kind == SLOPE, gap, 1)) - 1  # the slope of a root at 0 is infinite
     targets = jnp.where(kind == EMPTY, 0.0, 1.0)
-    return loss * targets, LossParts(targets, {"loss": (loss * targets, targets)})
+    return loss * targets, LossParts(targets, targets, {"loss": (loss * targets, targets)})
 
 
 def run(*kinds: int, **rules):
     """Takes a step of each kind; returns the states before the first and after each, and the metrics of each."""
     judge = make_judge(**(RULES | rules))
     schedule = lambda update: 0.01 * (update + 1.0)  # noqa: E731
-    step = jax.jit(make_train_step(loss_sum, ACCUMULATORS["one_pass"], judge=judge, schedule=schedule, seed=0))
+    collect = make_collect(loss_sum, ACCUMULATORS["one_pass"], seed=0)
+    step = jax.jit(make_train_step(collect, make_update(judge, schedule)))
     state = TrainStateNNX(Line(), optax.adam(schedule))
     states, metrics = [state], []
     for kind in kinds:

@@ -1,0 +1,184 @@
+"""What every engine has: a state as flat arrays, programs that are lowered and then compiled, bound functions."""
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from nnxtrain.optim.averages import evaluation_model
+from nnxtrain.state import TrainStateNNX
+from nnxtrain.types import Batch, Collect, EvalStep, Metrics, Sums, TrainStep, Update
+
+
+class Work(Protocol):
+    """What an engine does for a step, and on what."""
+
+    @property
+    def make_state(self) -> Callable[[], TrainStateNNX]:
+        """Builds the state; it runs inside `jax.jit`, so that weights appear where they belong."""
+        ...
+
+    @property
+    def train_step(self) -> TrainStep:
+        """The whole step."""
+        ...
+
+    @property
+    def forward_backward(self) -> Collect:
+        """Sums of one microbatch, leaves `[b ...]`, each `[c ...]`: every copy of the model has its own."""
+        ...
+
+    @property
+    def update(self) -> Update:
+        """The end of a step."""
+        ...
+
+    @property
+    def eval_step(self) -> EvalStep:
+        """Measures a batch."""
+        ...
+
+    @property
+    def max_inflight(self) -> int:
+        """Updates that may be under way at a time."""
+        ...
+
+    def join(self, sums: Any) -> Any:
+        """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
+        ...
+
+    def abstract_state(self) -> TrainStateNNX:
+        """Returns the state as modules of shapes, types and shardings."""
+        ...
+
+    def abstract_sums(self, microbatch: Batch) -> Sums:
+        """Returns shapes, types and shardings of what `forward_backward` returns for an abstract microbatch."""
+        ...
+
+    def write(self, folder: Path, arrays: Mapping[str, jax.Array]) -> None:
+        """Writes named arrays below `folder`."""
+        ...
+
+    def read(self, folder: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Mapping[str, jax.Array]:
+        """Returns arrays that were written, in the order of `wanted`; refuses others than those."""
+        ...
+
+
+class Engine(ABC):
+    """Holds the state and moves it one step at a time.
+
+    The object graph is taken apart here, once; a step passes a flat list of arrays, donates it, and gets the next one.
+
+    Attributes:
+        compile_s: seconds that lowering and compiling took.
+        hlo_hash: of the lowered programs without source locations.
+        programs: names of the functions that it compiles, as jax reports them.
+    """
+
+    def __init__(self, work: Work):
+        """Takes the work of a step; `compile` makes programs of it, and `initialise` or `load` give a state."""
+        self._work = work
+        self._graph, abstract = nnx.split(work.abstract_state())
+        self._shapes, self._tree = jax.tree.flatten(abstract)
+        self._shardings = [leaf.sharding for leaf in self._shapes]
+        self._whole_everywhere = NamedSharding(self._shardings[0].mesh, PartitionSpec())
+        self._leaves: list[jax.Array] = []
+        self._compiled: Mapping[str, jax.stages.Compiled] = {}
+        self.programs: list[str] = []
+        self.compile_s = 0.0
+        self.hlo_hash = ""
+
+    @abstractmethod
+    def lower(self, batch: Batch) -> dict[str, jax.stages.Lowered]:
+        """Returns the programs of a step by name, for batches like `batch`: shapes, types and shardings `[m b ...]`."""
+
+    @abstractmethod
+    def step(self, batch: Batch) -> Metrics:
+        """Consumes a batch, leaves `[m b ...]`; returns its metrics at once, on device, while the step still runs."""
+
+    def compile(self, batch: Batch) -> None:
+        """Compiles the programs of a step for batches like `batch`."""
+        began = time.monotonic()
+        lowered = self.lower(batch)
+        self.use({name: each.compile() for name, each in lowered.items()}, hlo_hash=hash_of(lowered))
+        self.compile_s = time.monotonic() - began
+
+    def use(self, compiled: Mapping[str, jax.stages.Compiled], *, hlo_hash: str) -> None:
+        """Takes programs that were compiled before."""
+        self._compiled = compiled
+        self.programs += compiled
+        self.hlo_hash = hlo_hash
+
+    def memory(self) -> dict[str, Any]:
+        """Returns by program what the compiler says of the bytes that it needs: jax's `CompiledMemoryStats`."""
+        return {name: program.memory_analysis() for name, program in self._compiled.items()}
+
+    def initialise(self) -> None:
+        """Draws the initial state, on the devices where it belongs."""
+        self._leaves = jax.jit(lambda: flat(self._work.make_state()), out_shardings=self._shardings)()
+
+    def load(self, state: TrainStateNNX) -> None:
+        """Takes a state that was restored; an array that lies elsewhere is brought to where it belongs."""
+        self._leaves = jax.device_put(flat(state), self._shardings)
+
+    def drop(self) -> None:
+        """Frees the state; `load` gives the engine another one."""
+        self._leaves = []
+
+    def state(self) -> TrainStateNNX:
+        """Returns the state of the moment as modules; its arrays are gone with the next step."""
+        return self._whole(self._leaves)
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function(state, *args)` compiled, with the state of the moment as its first argument.
+
+        The state is only read: what `function` does to it is lost.
+        """
+        compiled = self._jit(function)
+        self.programs.append(function.__name__)
+        return lambda *args: compiled(self._leaves, *args)
+
+    def bind_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function(model, *args)` compiled, with the model to evaluate with as its first argument."""
+        return self.bind(_of_model(function))
+
+    def lower_model(self, function: Callable[..., Any], *args: Any) -> jax.stages.Lowered:
+        """Returns the program of `bind_model`, for arguments of these shapes, types and shardings."""
+        return self._jit(_of_model(function)).lower(self._shapes, *args)
+
+    def _jit(self, function: Callable[..., Any]) -> Any:
+        def of_leaves(leaves: list[jax.Array], *args: Any) -> Any:
+            return function(self._whole(leaves), *args)
+
+        of_leaves.__name__ = function.__name__
+        return jax.jit(of_leaves, out_shardings=self._whole_everywhere)
+
+    def _whole(self, leaves: list[jax.Array]) -> TrainStateNNX:
+        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+
+
+def flat(state: TrainStateNNX) -> list[jax.Array]:
+    """Returns the arrays of a state in the order in which engines pass them."""
+    return jax.tree.leaves(nnx.state(state))
+
+
+def hash_of(lowered: Mapping[str, jax.stages.Lowered]) -> str:
+    """Returns a hash of programs that changes with any operation, and with no line number."""
+    digest = hashlib.sha256()
+    for _, program in sorted(lowered.items()):
+        digest.update(program.as_text().encode())
+    return digest.hexdigest()[:16]
+
+
+def _of_model(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of_state(state: TrainStateNNX, *args: Any) -> Any:
+        return function(evaluation_model(state), *args)
+
+    of_state.__name__ = function.__name__
+    return of_state
