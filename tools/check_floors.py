@@ -46,7 +46,7 @@ FLOORS = {
     "compile": Row(5, "chip figures", 120),
     "profiling": Row(5, "which steps are traced, what a trace says", 150),
     "profiling.__main__": Row(7, "entry point: what traces say", 120),
-    "engine": Row(4, "what runs one step", 150),
+    "engine": Row(4, "what runs one step", 170),
     "steps": Row(3, "pure functions of state and batch", 80),
     "models": Row(2, "module trees, stacks, sampling", 130),
     "nn": Row(1, "leaf layers", 150),

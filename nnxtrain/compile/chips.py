@@ -1,26 +1,58 @@
-"""Public figures of accelerators.
+"""Public figures of accelerators, of one chip each.
 
-Sources: Google Cloud TPU system architecture pages; NVIDIA A100, H100, H200 and B200 data sheets (dense figures).
+Sources: Google Cloud TPU system architecture pages; NVIDIA A100 (SXM, 80 GB), H100 (SXM), H200 and B200 data sheets.
 """
 
-PEAK_BF16_FLOPS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA B200": 2250e12,
+from typing import NamedTuple
+
+
+class Chip(NamedTuple):
+    """What one chip can do at most, as its maker says.
+
+    Attributes:
+        peak_bf16_flops: bfloat16 matrix FLOP/s, dense.
+        memory_bytes: of HBM; what the makers call GB holds 2**30 bytes. A program gets a little less: jax reports
+            15.75 of the 16 GiB of a v5e.
+        memory_bandwidth: bytes/s between HBM and the chip.
+        link_bandwidth: bytes/s out of the chip through all its links to other chips together: ICI or NVLink, one way
+            (NVIDIA's data sheets count both ways). A collective along one axis of a torus has only its share of them.
+    """
+
+    peak_bf16_flops: float
+    memory_bytes: int
+    memory_bandwidth: float
+    link_bandwidth: float
+
+
+_V4 = Chip(275e12, 32 * 2**30, 1228e9, 2400e9 / 8)
+_V5E = Chip(197e12, 16 * 2**30, 819e9, 1600e9 / 8)
+_V5P = Chip(459e12, 95 * 2**30, 2765e9, 4800e9 / 8)
+_V6E = Chip(918e12, 32 * 2**30, 1640e9, 3584e9 / 8)
+
+CHIPS = {
+    "TPU v4": _V4,
+    "TPU v5 lite": _V5E,
+    "TPU v5e": _V5E,
+    "TPU v5": _V5P,
+    "TPU v5p": _V5P,
+    "TPU v6 lite": _V6E,
+    "TPU v6e": _V6E,
+    "NVIDIA A100": Chip(312e12, 80 * 2**30, 2039e9, 600e9 / 2),
+    "NVIDIA H100": Chip(989e12, 80 * 2**30, 3350e9, 900e9 / 2),
+    "NVIDIA H200": Chip(989e12, 141 * 2**30, 4800e9, 900e9 / 2),
+    "NVIDIA B200": Chip(2250e12, 180 * 2**30, 8000e9, 1800e9 / 2),
 }
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """Returns the chip by jax's name of it, or None where it is not known; NVIDIA's names end in memory and form."""
+    if device_kind in CHIPS:
+        return CHIPS[device_kind]
+    begins = [name for name in CHIPS if name.startswith("NVIDIA") and device_kind.startswith(name)]
+    return CHIPS[begins[0]] if begins else None
 
 
 def peak_flops(device_kind: str) -> float | None:
     """Returns the bfloat16 matrix FLOP/s of a chip by jax's name of it, or None where it is not known."""
-    if device_kind in PEAK_BF16_FLOPS:
-        return PEAK_BF16_FLOPS[device_kind]
-    begins = [name for name in PEAK_BF16_FLOPS if name.startswith("NVIDIA") and device_kind.startswith(name)]
-    return PEAK_BF16_FLOPS[begins[0]] if begins else None
+    chip = chip_of(device_kind)
+    return chip.peak_bf16_flops if chip else None

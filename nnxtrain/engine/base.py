@@ -119,6 +119,10 @@ class Engine(ABC):
         """Returns by program what the compiler says of the bytes that it needs: jax's `CompiledMemoryStats`."""
         return {name: program.memory_analysis() for name, program in self._compiled.items()}
 
+    def resident_bytes(self) -> int:
+        """Returns the bytes that a device holds between steps, beside the state."""
+        return 0
+
     def initialise(self) -> None:
         """Draws the initial state, on the devices where it belongs."""
         self._leaves = jax.jit(lambda: flat(self._work.make_state()), out_shardings=self._shardings)()

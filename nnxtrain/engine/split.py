@@ -1,5 +1,6 @@
 """The step as two compiled programs that a host drives: forward and backward of a microbatch, and the update."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 
 from nnxtrain.engine.base import Engine, Work, flat
-from nnxtrain.types import Batch, Metrics
+from nnxtrain.types import Batch, Metrics, Sums
 
 
 class EngineUseError(RuntimeError):
@@ -66,6 +67,9 @@ class SplitEngine(Engine):
             out_shardings=[{name: leaf.sharding for name, leaf in self._microbatch.items()}] * count,
         )
 
+        def join(sums: list[jax.Array]) -> Sums:
+            return self._work.join(jax.tree.unflatten(self._sums_tree, sums))
+
         def fwd_bwd(leaves: list[jax.Array], sums: list[jax.Array], microbatch: Batch) -> tuple[list[jax.Array], Any]:
             more = self._work.forward_backward(self._whole(leaves), microbatch)
             with jax.named_scope("accumulate"):
@@ -73,17 +77,24 @@ class SplitEngine(Engine):
             return sums, self._work.join(more.parts).sums
 
         def update(leaves: list[jax.Array], sums: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], Metrics]:
-            joined = self._work.join(jax.tree.unflatten(self._sums_tree, sums))
-            state, metrics = self._work.update(self._whole(leaves), joined)
+            state, metrics = self._work.update(self._whole(leaves), join(sums))
             return flat(state), _zeros(sums), metrics
 
         whole = self._whole_everywhere
+        self._join = jax.jit(join, out_shardings=whole)
         first = jax.jit(fwd_bwd, donate_argnums=1, out_shardings=(self._sums_shardings, whole))
         second = jax.jit(update, donate_argnums=(0, 1), out_shardings=(self._shardings, self._sums_shardings, whole))
         return {
             "fwd_bwd": first.lower(self._shapes, self._sums_shapes, self._microbatch),
             "update": second.lower(self._shapes, self._sums_shapes),
         }
+
+    def resident_bytes(self) -> int:
+        """Returns the bytes of the sums on a device."""
+        shards = (leaf.sharding.shard_shape(leaf.shape) for leaf in self._sums_shapes)
+        return sum(
+            math.prod(shape) * leaf.dtype.itemsize for shape, leaf in zip(shards, self._sums_shapes, strict=True)
+        )
 
     def initialise(self) -> None:
         """Draws the initial state, on the devices where it belongs; nothing is accumulated."""
@@ -148,6 +159,11 @@ class SplitEngine(Engine):
             for microbatch in self._cut(batch):
                 self.fwd_bwd(microbatch)
             return self.update()
+
+    def accumulated(self) -> Sums:
+        """Returns what the microbatches since the last update left behind, added over devices."""
+        self._check_alive()
+        return self._join(self._sums)
 
     def metrics(self) -> dict[str, Any]:
         """Waits for the last update; returns its metrics as python numbers.

@@ -1,0 +1,164 @@
+"""Two programs that a host drives are one step."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from nnxtrain.engine.split import EngineUseError
+from nnxtrain.errors import CheckpointError
+from nnxtrain.run.compiles import CompileLog
+from nnxtrain.types import Batch
+from tests.support import assert_trees_close, assert_trees_equal, random_batch, tiny_program, weights
+
+# dropout, so that masks must not depend on the microbatch; a binding clip, so that the norm must be of the whole step
+WORDS = (
+    "optimizer.name=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=0.5", "optimizer.learning_rate=0.1",
+    "schedule.name=constant", "model.dropout=0.1", "model.layers=2",
+)  # fmt: skip
+
+
+def put(program, batch) -> Batch:
+    """Returns a batch, leaves `[m b ...]`, where a program wants it."""
+    spec = program.batch_spec()
+    return {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in batch.items()}
+
+
+@functools.cache
+def updated(*words: str, devices: int = 1):
+    """Returns metrics of three updates on uneven masks, weights after them, and the engine."""
+    program = tiny_program(*WORDS, *words, devices=devices)
+    engine = program.make_engine()
+    engine.initialise()
+    metrics = []
+    for seed in range(3):
+        batch = random_batch(seed=seed, accum_steps=program.cut.microbatches)
+        metrics.append(jax.device_get(engine.step(put(program, batch))))
+    return metrics, weights(engine.state()), engine
+
+
+SHARED = {
+    "one device": (1, "batch.accum_steps=4"),
+    "fsdp 8": (8, "mesh.fsdp=8"),
+    "data 4, zero1": (8, "mesh.preset=zero1", "mesh.data=4", "batch.accum_steps=2"),
+    "data 2, fsdp 2, tensor 2": (8, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "batch.accum_steps=2"),
+}
+
+
+@pytest.mark.parametrize("case", SHARED.values(), ids=SHARED)
+def test_the_split_engine_makes_the_updates_of_the_single_step(case):
+    """Means of means, a lost microbatch, kernels outside the rules of the mesh, sums that leak: all show here (B47)."""
+    devices, *words = case
+    metrics, after, engine = updated(*words, "engine.name=split", devices=devices)
+    want, want_after, single = updated(*words, devices=devices)
+    for got, other in zip(metrics, want, strict=True):
+        assert got.keys() == other.keys()
+        assert_trees_close(got, other, rtol=1e-6)
+    assert_trees_close(after, want_after, rtol=1e-5)
+    places = [jax.tree.map(lambda leaf: leaf.sharding, nnx.state(each.state())) for each in (engine, single)]
+    assert jax.tree.leaves(places[0]) == jax.tree.leaves(places[1])
+
+
+@pytest.fixture
+def engine():
+    """Returns a split engine with its initial state, and the microbatches of a step."""
+    program = tiny_program(*WORDS, "batch.accum_steps=4", "engine.name=split")
+    engine = program.make_engine()
+    engine.initialise()
+    batch = put(program, random_batch(accum_steps=4))
+    return engine, [{name: leaf[number] for name, leaf in batch.items()} for number in range(4)]
+
+
+def test_microbatches_come_one_at_a_time_and_in_any_number(engine):
+    """A handle tells of its microbatch alone; what was updated leaves nothing behind."""
+    engine, microbatches = engine
+    handles = [engine.fwd_bwd(microbatch) for microbatch in microbatches[:3]]
+    assert [handle.number for handle in handles] == [0, 1, 2]
+    assert engine.microbatches == 3
+    parts, _ = engine.accumulated()
+    sums = [float(handle.sums["loss"][0]) for handle in handles]
+    assert float(parts.sums["loss"][0]) == pytest.approx(sum(sums), rel=1e-6)
+    assert handles[1].metrics()["loss"] == pytest.approx(sums[1] / float(microbatches[1]["mask"].sum()), rel=1e-6)
+    engine.update()
+    assert engine.metrics()["targets"] == sum(int(each["mask"].sum()) for each in microbatches[:3])
+    assert engine.microbatches == 0
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(engine.accumulated()))
+
+
+def test_sums_and_state_are_donated(engine):
+    """An accumulator that is copied with every microbatch needs twice the memory (B47)."""
+    engine, microbatches = engine
+    sums, leaves = list(engine._sums), list(engine._leaves)
+    engine.fwd_bwd(microbatches[0])
+    assert all(leaf.is_deleted() for leaf in sums)
+    assert not any(leaf.is_deleted() for leaf in leaves)
+    engine.update()
+    assert all(leaf.is_deleted() for leaf in leaves)
+
+
+def test_what_cannot_be_done_is_said(engine):
+    """A bare update would divide by nothing; a new shape would compile for minutes in the middle of a run (B47)."""
+    engine, microbatches = engine
+    with pytest.raises(EngineUseError, match="no update yet"):
+        engine.metrics()
+    with pytest.raises(EngineUseError, match="nothing is accumulated"):
+        engine.update()
+    with pytest.raises(EngineUseError, match=r"inputs is int32\[1, 32\], wanted int32\[2, 32\]"):
+        engine.fwd_bwd({name: leaf[:1] for name, leaf in microbatches[0].items()})
+    with pytest.raises(EngineUseError, match="wanted are"):
+        engine.fwd_bwd({"inputs": microbatches[0]["inputs"]})
+    assert engine.microbatches == 0
+    engine.fwd_bwd(microbatches[0])
+    engine.update()
+    engine.fwd_bwd(microbatches[0])
+    engine.close()  # with work in flight
+    for call in (engine.update, engine.accumulated, lambda: engine.fwd_bwd(microbatches[0])):
+        with pytest.raises(EngineUseError, match="closed"):
+            call()
+
+
+def test_an_accumulation_window_goes_on_where_it_was_saved(engine, tmp_path):
+    """A window that is begun anew counts its first microbatches twice, or never."""
+    engine, microbatches = engine
+    engine.step(put(tiny_program(*WORDS, "batch.accum_steps=4"), random_batch(seed=5, accum_steps=4)))
+    for microbatch in microbatches[:2]:
+        engine.fwd_bwd(microbatch)
+    engine.save(tmp_path / "window")
+    other = tiny_program(*WORDS, "batch.accum_steps=4", "engine.name=split", "seed=3").make_engine()
+    other.restore(tmp_path / "window")
+    assert other.microbatches == 2
+    for each in (engine, other):
+        for microbatch in microbatches[2:]:
+            each.fwd_bwd(microbatch)
+        each.update()
+    assert_trees_equal(weights(other.state()), weights(engine.state()))
+    deeper = tiny_program(*WORDS, "model.layers=3", "batch.accum_steps=4", "engine.name=split").make_engine()
+    with pytest.raises(CheckpointError, match="is of another state"):
+        deeper.restore(tmp_path / "window")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        deeper.restore(tmp_path / "nowhere")
+
+
+def test_each_program_is_compiled_once():
+    """A type or a sharding that changes after the first step compiles again (B48)."""
+    program = tiny_program(*WORDS, "batch.accum_steps=4", "engine.name=split", "engine.max_inflight=1")
+    compiles = CompileLog()
+    engine = program.make_engine()
+    engine.initialise()
+    for seed in range(6):
+        engine.step(put(program, random_batch(seed=seed, accum_steps=4)))
+        assert len(engine._flight) <= 1
+    assert sorted(engine.programs) == ["fwd_bwd", "update"]
+    assert compiles.repeats(engine.programs) == 0
+
+
+def test_evaluation_changes_nothing(engine):
+    """An engine that has no evaluation cannot stand in for the single one."""
+    engine, microbatches = engine
+    before = weights(engine.state())
+    loss, targets = engine.eval_step(microbatches[0])
+    assert float(targets) == float(microbatches[0]["mask"].sum())
+    assert 4 < float(loss) / float(targets) < 7
+    assert_trees_equal(weights(engine.state()), before)

@@ -1,0 +1,115 @@
+"""The tool that compares both engines finds an engine that is wrong, and says what the right one costs."""
+
+import json
+from dataclasses import replace
+
+import jax
+import pytest
+
+from nnxtrain.config.command import guarded
+from nnxtrain.engine.split import SplitEngine
+from nnxtrain.tables import BUILT_IN
+from nnxtrain.types import Sums
+from tests.support import TINY
+from tools.compare_training_engine import main
+
+SMALL = ("model.layers=1", "model.embed=32", "batch.sequence=16", "mesh.data=1", "batch.accum_steps=4")
+
+
+def faulty(**parts):
+    """Returns tables whose split engine works with other functions; each is made of the right one."""
+
+    class Faulty(SplitEngine):
+        def __init__(self, work):
+            super().__init__(replace(work, **{name: make(getattr(work, name)) for name, make in parts.items()}))
+
+    return BUILT_IN._replace(engines=BUILT_IN.engines | {"split": Faulty})
+
+
+def mean_of_means(forward_backward):
+    """Divides the gradients of each microbatch by its own targets."""
+
+    def of_mean(state, microbatch):
+        parts, grads = forward_backward(state, microbatch)
+        mean = 4.0 / jax.numpy.maximum(parts.targets.sum(), 1)
+        return Sums(parts, jax.tree.map(lambda leaf: leaf * mean, grads))
+
+    return of_mean
+
+
+def dropped(forward_backward):
+    """Loses the microbatch that begins with row 0."""
+
+    def without_first(state, microbatch):
+        sums = forward_backward(state, microbatch)
+        return jax.tree.map(lambda leaf: leaf * (microbatch["rows"][0] > 0).astype(leaf.dtype), sums)
+
+    return without_first
+
+
+def stale(update):
+    """Moves by the learning rate of the first step for good."""
+
+    def as_first(state, sums):
+        count = state.optimizer.step[...]
+        state.optimizer.step[...] = count * 0
+        state, metrics = update(state, sums)
+        state.optimizer.step[...] += count
+        return state, metrics
+
+    return as_first
+
+
+FAULTS = {
+    "mean of means": (faulty(forward_backward=mean_of_means), "parity"),
+    "dropped microbatch": (faulty(forward_backward=dropped), "metrics"),
+    "stale learning rate": (faulty(update=stale), "metrics"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_engine_is_caught(fault, capsys):
+    """A tool that cannot fail proves nothing."""
+    tables, suite = FAULTS[fault]
+    words = [str(TINY), *SMALL, f"suite={suite}", "m_steps=3"]
+    assert guarded(lambda argv: main(argv, tables=tables), words) == 1
+    assert f"DIFFERENT: {suite}" in capsys.readouterr().out
+
+
+def test_the_engine_is_equal_and_its_cost_is_told(tmp_path, capsys):
+    """Comparisons, figures with their spread, and a trace with an event for each microbatch of each cycle."""
+    words = ("n_iterations=3", "m_steps=2", "profile=true", f"profile_dir={tmp_path / 'trace'}")
+    report = tmp_path / "report.json"
+    assert guarded(main, [str(TINY), *SMALL, *words, f"report={report}"]) == 0
+    found = json.loads(report.read_text())
+    assert {check["suite"] for check in found["checks"]} == {"parity", "metrics", "accumulation"}
+    assert all(check["holds"] for check in found["checks"])
+    assert found["benchmark"]["ratio"].keys() == {"median", "p10", "p90"}
+    assert found["benchmark"]["engine"]["programs"] == ["fwd_bwd", "update"]
+    calls = {name: total["calls"] for name, total in found["annotations"].items()}
+    steps = {f"fwd_bwd_microstep_{number}": 3 for number in range(2)}
+    assert calls == steps | {"engine_update": 3, "engine_cycle": 3, "baseline_cycle": 3, "train": 6}
+    assert "equal:" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_engine_is_equal_on_eight_devices():
+    """As above, for weights that are shared; microbatches are of one row a device."""
+    assert guarded(main, [str(TINY), "mesh.fsdp=8", "n_iterations=3"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("suite=speed",), "suite=speed is not one of"),
+        (("m_steps=0",), "m_steps=0"),
+        (("n_iterations=many",), "n_iterations=many"),
+        (("profile=yes",), "profile=yes must be true or false"),
+        (("suite=parity", "profile=true"), "profile=true traces"),
+        (("model.layer=3",), "model.layers"),
+    ],
+)
+def test_bad_words_are_refused(words, what, capsys):
+    """Before anything is compiled, in one message."""
+    assert guarded(main, [str(TINY), *words]) == 2
+    assert what in capsys.readouterr().err

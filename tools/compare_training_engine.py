@@ -1,0 +1,224 @@
+"""`python tools/compare_training_engine.py CONFIG.yml [key=val ...]`: is the split engine equal, and what does it cost?
+
+A cycle is `m_steps` microbatches of `batch.global_size / batch.accum_steps` rows. The tool's own words:
+
+    suite=all|parity|metrics|accumulation|benchmark
+        parity        weights, moments, counters and gradients, by path, against the single step and one large batch
+        metrics       every metric of every step, decisions to skip among them
+        accumulation  what is in the accumulator before and after each update
+        benchmark     time, host time and memory of both, in turn; never part of whether the tool fails
+    m_steps=5         microbatches of a cycle
+    n_iterations=10   timed cycles of each side
+    profile=false     whether cycles are traced, after the timed ones, and the trace is read back
+    profile_dir=DIR   where the trace is written
+    report=FILE       the figures as JSON
+
+Exit codes: 0 both are equal, 1 they are not, 2 configuration or usage.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from nnxtrain.config.command import choose_platform, parse, run  # noqa: E402
+from nnxtrain.config.load import load  # noqa: E402
+from nnxtrain.errors import ConfigError  # noqa: E402
+from tools.words import split_words  # noqa: E402
+
+if TYPE_CHECKING:
+    from nnxtrain.tables import Tables
+    from tools.engine_trial import Course
+
+OWN = {"suite": "all", "m_steps": 5, "n_iterations": 10, "profile": "false", "profile_dir": "", "report": ""}
+PARITY = ("parity", "metrics", "accumulation")
+SUITES = ("all", *PARITY, "benchmark")
+TYPES = ("float32", "bfloat16")
+MIB = 1 / 2**20
+
+
+class Check(NamedTuple):
+    """One comparison: what, the largest difference and where, what is admitted."""
+
+    suite: str
+    what: str
+    where: str
+    error: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is admitted."""
+        return self.error <= self.limit
+
+
+def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
+    """Compares, measures, prints; returns the exit code. `tables` hold engines from outside the package."""
+    form = argparse.RawDescriptionHelpFormatter
+    name = "tools/compare_training_engine.py"
+    parser = argparse.ArgumentParser(prog=name, description=__doc__, allow_abbrev=False, formatter_class=form)
+    parser.add_argument("config", metavar="CONFIG.yml")
+    parser.add_argument("words", nargs="*", metavar="name=value", help="own words, and keys that win over the file")
+    arguments = parse(argv, parser)
+    own, rest = split_words(arguments.words, OWN)
+    config = load(arguments.config, rest)
+    check_words(own)
+    choose_platform(config)
+    from benchmarks.figures import write_report
+    from nnxtrain.tables import BUILT_IN
+
+    tables = tables or BUILT_IN
+    sizes = {"rows": config.batch.global_size // config.batch.accum_steps, "microbatches": own["m_steps"]}
+    checks = list(compared(arguments.config, rest, own["suite"], tables=tables, **sizes))
+    report: dict[str, Any] = {"m_steps": own["m_steps"], "n_iterations": own["n_iterations"], "words": rest}
+    if checks:
+        print_checks(checks)
+        report["checks"] = [check._asdict() | {"holds": check.holds} for check in checks]
+    if own["suite"] in ("all", "benchmark"):
+        report |= measured(arguments.config, rest, own, tables=tables, **sizes)
+    write_report(report, own["report"])
+    broken = [check for check in checks if not check.holds]
+    for check in broken:
+        print(f"DIFFERENT: {check.suite}, {check.what}: {check.where} by {check.error:.3g}, limit {check.limit:g}")
+    if checks and not broken:
+        print(f"equal: {len(checks)} comparisons hold")
+    return 1 if broken else 0
+
+
+def check_words(own: dict[str, Any]) -> None:
+    """Refuses values that the tool's own words cannot have."""
+    if own["suite"] not in SUITES:
+        raise ConfigError(f"suite={own['suite']} is not one of {', '.join(SUITES)}")
+    if own["profile"] not in ("true", "false"):
+        raise ConfigError(f"profile={own['profile']} must be true or false")
+    if own["m_steps"] < 1 or own["n_iterations"] < 1:
+        raise ConfigError(f"m_steps={own['m_steps']} n_iterations={own['n_iterations']}: each must be at least 1")
+    if own["profile"] == "true" and own["suite"] not in ("all", "benchmark"):
+        raise ConfigError(f"profile=true traces the cycles of suite=benchmark, and suite={own['suite']} has none")
+
+
+def compared(
+    path: str, words: list[str], suite: str, *, rows: int, microbatches: int, tables: "Tables"
+) -> Iterator[Check]:
+    """Yields the comparisons of a suite."""
+    from tools.engine_trial import run_trial
+
+    suites = PARITY if suite == "all" else tuple(name for name in PARITY if name == suite)
+    for kind in TYPES if suites else ():
+        print(f"trial in {kind} ...", flush=True)
+        own = [*words, f"model.dtype={kind}"]
+        sizes = {"rows": rows, "microbatches": microbatches}
+        courses = run_trial(path, own, not_compiled=kind == "float32", tables=tables, **sizes)
+        for name in suites:
+            yield from CHECKS[name](kind, courses, microbatches)
+
+
+def parity(kind: str, courses: "dict[str, Course]", microbatches: int) -> Iterator[Check]:
+    """Yields what becomes of weights, moments, counters and gradients."""
+    from tools.engine_trial import TOLERANCES, worst
+
+    limit = TOLERANCES[kind]["arrays"]
+    for ours, theirs in pairs_of(courses):
+        found = worst(courses[ours].arrays, courses[theirs].arrays)
+        yield Check("parity", f"state, {kind}, {ours} against {theirs}", *found, limit)
+    found = worst(courses["engine"].gradients, courses["large batch"].gradients)
+    yield Check("parity", f"gradients, {kind}, engine against large batch", *found, limit)
+
+
+def metrics(kind: str, courses: "dict[str, Course]", microbatches: int) -> Iterator[Check]:
+    """Yields what becomes of every metric of every step; counts, rates and decisions must be the same."""
+    from tools.engine_trial import LOSSES, TOLERANCES, worst
+
+    for ours, theirs in pairs_of(courses):
+        sides = (courses[ours].metrics, courses[theirs].metrics)
+        names = sorted(sides[0][0].keys() | sides[1][0].keys())
+        for name in names:
+            series = ({str(step): row[name] for step, row in enumerate(side) if name in row} for side in sides)
+            found = worst(*series)
+            limit = TOLERANCES[kind]["metrics"]
+            if name in ("learning_rate", "targets", "tokens", "bad", "skipped"):
+                limit = 0.0
+            elif kind == "float32" and "loss" in name:
+                limit = LOSSES
+            yield Check("metrics", f"{name}, {kind}, {ours} against {theirs}", f"step {found.path}", found.error, limit)
+
+
+def accumulation(kind: str, courses: "dict[str, Course]", microbatches: int) -> Iterator[Check]:
+    """Yields whether the accumulator counts each microbatch and is empty after each update."""
+    for step, (before, after, is_zero) in enumerate(courses["engine"].counts):
+        error = abs(before - microbatches) + abs(after) + (not is_zero)
+        yield Check("accumulation", f"count and sums, {kind}", f"step {step}", float(error), 0.0)
+
+
+CHECKS = {"parity": parity, "metrics": metrics, "accumulation": accumulation}
+
+
+def pairs_of(courses: "dict[str, Course]") -> list[tuple[str, str]]:
+    """Returns which sides are compared."""
+    pairs = [("engine", "single step"), ("engine", "large batch"), ("first step", "not compiled")]
+    return [pair for pair in pairs if pair[1] in courses]
+
+
+def measured(
+    path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, tables: "Tables"
+) -> dict[str, Any]:
+    """Returns figures of time and memory, and of the trace if there is one; prints them."""
+    from tools.engine_cost import make_side, measure, trace
+    from tools.engine_trial import program_of
+
+    print(f"benchmark: compiling, then {own['n_iterations']} cycles of each side in turn ...", flush=True)
+    engines = {"baseline": "single", "engine": "split"}
+    sides = {
+        name: make_side(
+            program_of(path, [*words, f"engine.name={engine}"], rows=rows, microbatches=microbatches, tables=tables)
+        )
+        for name, engine in engines.items()
+    }
+    figures = measure(sides, own["n_iterations"])
+    print_figures(figures)
+    report: dict[str, Any] = {"benchmark": figures}
+    if own["profile"] == "true":
+        folder = Path(own["profile_dir"] or tempfile.mkdtemp(prefix="engine-trace-"))
+        digest = trace(sides, own["n_iterations"], folder)
+        print(f"trace    {folder}")
+        for total in digest.annotations:
+            print(f"  {total.name:26} {total.calls:6} calls  {total.ms:10.2f} ms")
+        report["annotations"] = {total.name: {"calls": total.calls, "ms": total.ms} for total in digest.annotations}
+        report["trace"] = str(folder)
+    return report
+
+
+def print_checks(checks: list[Check]) -> None:
+    """Prints each comparison on a line: the largest difference, what is admitted, what was compared, and where."""
+    print(f"{'error':>9} {'limit':>7}")
+    for check in checks:
+        sign = " " if check.holds else "!"
+        print(f"{check.error:9.2g} {check.limit:7g} {sign} {check.suite:12} {check.what}; {check.where}")
+
+
+def print_figures(figures: dict[str, Any]) -> None:
+    """Prints both sides, one column each."""
+    from benchmarks.figures import print_table, shown
+
+    lines = (
+        ("cycle, ms", "cycle_s", 1e3),
+        ("host dispatch, ms", "dispatch_s", 1e3),
+        ("device after that, ms", "device_s", 1e3),
+        ("tokens/s", "tokens_per_s", 1.0),
+        ("compile, s", "compile_s", 1.0),
+        ("peak, MiB", "peak_bytes", MIB),
+    )
+    sides = ("baseline", "engine")
+    rows = [(label, *(shown(figures[side][name], scale) for side in sides)) for label, name, scale in lines]
+    rows.append(("ratio of cycles", "", shown(figures["ratio"])))
+    rows.append(("ratio of peaks", "", shown(figures["peak_ratio"])))
+    print_table("single step and split engine: median (p10 to p90)", ("", *sides), rows)
+
+
+if __name__ == "__main__":
+    run(main)

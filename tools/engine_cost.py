@@ -1,0 +1,103 @@
+"""What the split engine costs beside the single step: time of a cycle, of the host's part of it, memory, traces."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.profiler import ProfileOptions
+
+from benchmarks.figures import spread
+from nnxtrain.build import Program
+from nnxtrain.engine.base import Engine
+from nnxtrain.profiling.trace import Digest, digest_of, trace_files
+from nnxtrain.sharding.audit import bytes_per_device
+from nnxtrain.types import Batch
+
+
+class Side(NamedTuple):
+    """One of the two that are compared: its program, and its engine with a state of its own."""
+
+    program: Program
+    engine: Engine
+
+
+def make_side(program: Program) -> Side:
+    """Returns a side, compiled and with its initial state."""
+    engine = program.make_engine()
+    engine.initialise()
+    return Side(program, engine)
+
+
+def batch_of(program: Program) -> Batch:
+    """Returns a batch of ones, leaves `[m b ...]`, on the devices; every token counts."""
+    return {name: jnp.ones(leaf.shape, leaf.dtype, device=leaf.sharding) for name, leaf in program.batch_spec().items()}
+
+
+def cycle(engine: Engine, batch: Batch) -> tuple[float, float]:
+    """Takes a step and waits for it; returns the seconds until the host had started all of it, and until its end."""
+    began = time.perf_counter()
+    metrics = engine.step(batch)
+    started = time.perf_counter()
+    jax.block_until_ready((metrics, engine.state()))
+    return started - began, time.perf_counter() - began
+
+
+def measure(sides: dict[str, Side], iterations: int) -> dict[str, Any]:
+    """Returns figures of both sides, which take cycles in turn, A B A B, after one each to warm up."""
+    batches = {name: batch_of(side.program) for name, side in sides.items()}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for number in range(iterations + 1):
+        for name, side in sides.items():
+            seconds = cycle(side.engine, batches[name])
+            if number:
+                taken[name].append(seconds)
+    figures: dict[str, Any] = {name: _figures(side, taken[name]) for name, side in sides.items()}
+    pairs = zip(taken["engine"], taken["baseline"], strict=True)
+    figures["ratio"] = spread([mine / other for (_, mine), (_, other) in pairs])
+    figures["peak_ratio"] = figures["engine"]["peak_bytes"] / figures["baseline"]["peak_bytes"]
+    return figures
+
+
+def _figures(side: Side, taken: list[tuple[float, float]]) -> dict[str, Any]:
+    batch = side.program.config.batch
+    tokens = batch.global_size * batch.sequence
+    return {
+        "cycle_s": spread([whole for _, whole in taken]),
+        "dispatch_s": spread([started for started, _ in taken]),
+        "device_s": spread([whole - started for started, whole in taken]),
+        "tokens_per_s": spread([tokens / whole for _, whole in taken]),
+        "compile_s": side.engine.compile_s,
+        "programs": sorted(side.engine.memory()),
+        "peak_bytes": peak_bytes(side),
+    }
+
+
+def peak_bytes(side: Side) -> int:
+    """Returns the most bytes that a device holds: the state, what is accumulated, what a program needs beside it."""
+    state = bytes_per_device(nnx.state(side.program.abstract_state()))
+    spec = side.program.batch_spec()
+    batch = bytes_per_device(spec)
+    needs = [
+        stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        for stats in side.engine.memory().values()
+    ]
+    return state + side.engine.resident_bytes() + batch + max(needs)
+
+
+def trace(sides: dict[str, Side], iterations: int, folder: Path) -> Digest:
+    """Takes `iterations` cycles of each side once more under the profiler; returns what the trace says.
+
+    Nothing that is timed is traced: tracing costs both sides, and not the same.
+    """
+    batches = {name: batch_of(side.program) for name, side in sides.items()}
+    options = ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(str(folder), profiler_options=options):
+        for name, side in sides.items():
+            for number in range(iterations):
+                with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                    cycle(side.engine, batches[name])
+    return digest_of(trace_files(folder)[-1])

@@ -1,0 +1,211 @@
+"""The trial of `compare_training_engine.py`: the same steps by the split engine, the single step, one large batch.
+
+Batches have uneven masks and padding, and an empty microbatch; clipping binds, the learning rate falls, dropout and
+z-loss are on, and a batch with a single target is a spike that the guard leaves out. A trial in which one of these did
+not happen proves nothing and is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnxtrain.build import Program, make_program
+from nnxtrain.config.load import load
+from nnxtrain.engine.base import Engine
+from nnxtrain.engine.split import SplitEngine
+from nnxtrain.errors import UserError
+from nnxtrain.state import TrainStateNNX
+from nnxtrain.tables import Tables
+from nnxtrain.types import Batch, Metrics
+
+CLIP_NORM = 0.05
+TRIAL = (
+    f"optimizer.clip_norm={CLIP_NORM} optimizer.eps=1e-4 loss.z_loss=1e-3 model.dropout=0.1 schedule.name=linear "
+    "schedule.warmup_steps=0 steps=8 debug.on_nonfinite=skip debug.spike_deviations=3 debug.spike_warmup_steps=2"
+).split()
+STEPS, SPIKE = 5, 3  # steps of a trial, and the one whose batch has a single target
+
+# largest difference: of metrics relative to the value, of arrays relative to the largest value of the leaf
+TOLERANCES = {"float32": {"metrics": 1e-5, "arrays": 1e-5}, "bfloat16": {"metrics": 2e-2, "arrays": 1e-1}}
+LOSSES = 1e-6  # of losses in float32
+
+Arrays = dict[str, np.ndarray]
+
+
+class Worst(NamedTuple):
+    """The largest difference of two trees: where, and how large beside the largest value there."""
+
+    path: str
+    error: float
+
+
+class Course(NamedTuple):
+    """What one side made of the trial.
+
+    Attributes:
+        metrics: of each step, python numbers.
+        arrays: weights, moments, counters and guard at the end, by path.
+        gradients: of the first step, divided by its targets, by path; empty where the side cannot tell.
+        counts: microbatches in the sums before and after each update, and whether the sums were zero after it.
+    """
+
+    metrics: list[dict[str, Any]]
+    arrays: Arrays
+    gradients: Arrays
+    counts: list[tuple[int, int, bool]]
+
+
+class EagerEngine:
+    """The split engine's functions, called from python one after another; nothing around them is compiled."""
+
+    def __init__(self, program: Program):
+        """Draws the initial state."""
+        self._program = program
+        self._state = jax.jit(program.make_state)()
+
+    def step(self, batch: Batch) -> Metrics:
+        """Consumes a batch, leaves `[m b ...]`."""
+        sums = None
+        for number in range(len(batch["rows"])):
+            microbatch = {name: leaf[number] for name, leaf in batch.items()}
+            more = self._program.forward_backward(self._state, microbatch)
+            sums = more if sums is None else jax.tree.map(jax.numpy.add, sums, more)
+        self._state, metrics = self._program.update(self._state, self._program.join(sums))
+        return metrics
+
+    def state(self) -> TrainStateNNX:
+        """Returns the state of the moment."""
+        return self._state
+
+
+def program_of(path: str, words: list[str], *, rows: int, microbatches: int, tables: Tables) -> Program:
+    """Returns the program of a configuration with `microbatches` of `rows` rows."""
+    sizes = [f"batch.global_size={rows * microbatches}", f"batch.accum_steps={microbatches}"]
+    return make_program(load(path, [*words, *sizes]), tables=tables)
+
+
+def run_trial(
+    path: str, words: list[str], *, rows: int, microbatches: int, not_compiled: bool, tables: Tables
+) -> dict[str, Course]:
+    """Returns what each side made of the trial.
+
+    Args:
+        path: of the configuration.
+        words: that win over it, the type of computation among them.
+        rows: of a microbatch.
+        microbatches: of a step.
+        not_compiled: whether the first step is also taken operation by operation, which takes its time.
+        tables: in which `engine.name` is looked up.
+
+    Raises:
+        UserError: clipping or the spike guard had nothing to do, so that the trial proves nothing.
+    """
+    own = [*words, *TRIAL]
+    many = program_of(path, [*own, "engine.name=split"], rows=rows, microbatches=microbatches, tables=tables)
+    batches = [trial_batch(many, seed=seed) for seed in range(STEPS)]
+    one = program_of(path, [*own, "engine.name=single"], rows=rows * microbatches, microbatches=1, tables=tables)
+    single = program_of(path, [*own, "engine.name=single"], rows=rows, microbatches=microbatches, tables=tables)
+    engine = many.make_engine()
+    courses = {
+        "single step": follow(single, _started(single.make_engine()), batches),
+        "large batch": follow(one, _started(one.make_engine()), batches, gradients=gradients_of(one, batches[0])),
+        "engine": follow(many, _started(engine), batches),
+        "first step": follow(many, _started(engine), batches[:1]),
+    }
+    if not_compiled:
+        courses["not compiled"] = follow(many, EagerEngine(many), batches[:1])
+    metrics = courses["single step"].metrics
+    clipped = sum(row["grad_norm"] > CLIP_NORM and not row["skipped"] for row in metrics)
+    skipped = [number for number, row in enumerate(metrics) if row["skipped"]]
+    if not clipped or not skipped:
+        raise UserError(f"the trial proves nothing: {clipped} steps were clipped, {len(skipped)} were left out")
+    return courses
+
+
+def follow(program: Program, engine: Any, batches: list[Arrays], gradients: Arrays | None = None) -> Course:
+    """Returns what an engine makes of batches, leaves `[m*b ...]`; `gradients` are those of the first, if known."""
+    spec, metrics, counts = program.batch_spec(), [], []
+    own: Arrays = gradients or {}
+    for number, rows in enumerate(batches):
+        cut = program.cut(rows)
+        batch = {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in cut.items()}
+        if isinstance(engine, SplitEngine):
+            for place in range(program.cut.microbatches):
+                engine.fwd_bwd({name: leaf[place] for name, leaf in batch.items()})
+            before = engine.microbatches
+            if number == 0:
+                parts, grads = jax.device_get(engine.accumulated())
+                own = {path: leaf / parts.targets for path, leaf in by_path(grads).items()}
+            values = engine.update()
+            is_zero = all(not leaf.any() for leaf in by_path(engine.accumulated()).values())
+            counts.append((before, engine.microbatches, is_zero))
+        else:
+            values = engine.step(batch)
+        metrics.append({name: value.item() for name, value in jax.device_get(values).items()})
+    arrays = by_path(nnx.state(engine.state()))
+    for name in ("loss", "norm"):  # a variance loses its digits where the mean is large; the mean of squares keeps them
+        arrays[f"guard/{name}_square/value"] += arrays[f"guard/{name}_mean/value"] ** 2
+    return Course(metrics, arrays, own, counts)
+
+
+def gradients_of(program: Program, rows: Arrays) -> Arrays:
+    """Returns the gradients of a whole batch as one microbatch, divided by its targets, by path."""
+    graph, state = nnx.split(jax.jit(program.make_state)())
+    collect: Callable[..., Any] = jax.jit(
+        lambda state, rows: program.join(program.forward_backward(nnx.merge(graph, state), rows))
+    )
+    parts, grads = jax.device_get(collect(state, rows))
+    return {path: leaf / parts.targets for path, leaf in by_path(grads).items()}
+
+
+def trial_batch(program: Program, *, seed: int) -> Arrays:
+    """Returns a batch of random tokens, leaves `[m*b ...]`; the second microbatch, if there is one, has no target."""
+    cut, sequence, draw = program.cut, program.config.batch.sequence, np.random.default_rng(seed)
+    rows = cut.microbatches * cut.rows
+    tokens = draw.integers(0, program.tokenizer.size, (rows, sequence + 1)).astype(np.int32)
+    real = draw.integers(1, sequence + 1, (rows, 1))
+    places = np.arange(sequence, dtype=np.int32)
+    mask = (places < real) & (draw.random((rows, sequence)) < 0.8)
+    if cut.microbatches > 1:
+        mask[cut.rows : 2 * cut.rows] = False
+    if seed == SPIKE:
+        mask[:] = False
+        mask[0, 0] = True
+    return {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "positions": np.tile(places, (rows, 1)),
+        "segment_ids": (places < real).astype(np.int32),
+        "mask": mask,
+        "rows": np.arange(rows, dtype=np.int32),
+    }
+
+
+def by_path(tree: Any) -> Arrays:
+    """Returns the arrays of a tree, on the host, by path."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in flat}
+
+
+def worst(got: Mapping[str, Any], want: Mapping[str, Any]) -> Worst:
+    """Returns the largest difference of two trees of numbers, by path; a path of one alone is infinitely far away."""
+    if alone := sorted(got.keys() ^ want.keys()):
+        return Worst(f"{alone[0]}: only in {'the engine' if alone[0] in got else 'the other'}", float("inf"))
+    return max((Worst(path, _error(got[path], want[path])) for path in want), key=lambda found: found.error)
+
+
+def _error(got: Any, want: Any) -> float:
+    ours, theirs = (np.asarray(value, np.float64) for value in (got, want))
+    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
+        return float("inf")
+    distance = float(np.abs(ours - theirs).max(initial=0))
+    largest = float(np.abs(theirs).max(initial=0))
+    return distance / largest if largest else distance
+
+
+def _started(engine: Engine) -> Engine:
+    engine.initialise()
+    return engine
