@@ -90,6 +90,16 @@ class Program:
             for name, leaf in leaves.items()
         }
 
+    def eval_spec(self) -> Batch:
+        """Returns shapes, types and shardings of a batch to evaluate, leaves `[b ...]`."""
+        rows = self.config.eval_rows
+
+        def spec(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            sharding = rows_sharding(self.layout, row_axis=0, tokens=name != "rows")
+            return jax.ShapeDtypeStruct((rows, *leaf.shape[2:]), leaf.dtype, sharding=sharding)
+
+        return {name: spec(name, leaf) for name, leaf in self.batch_spec().items()}
+
     def abstract_state(self) -> TrainStateNNX:
         """Returns the state as modules of shapes, types and shardings."""
         graph, state = nnx.split(nnx.eval_shape(self.make_state))
@@ -169,7 +179,9 @@ def make_program(
         vocab=tokenizer.size,
         wrap=make_wrap(policy),
         layout=layout,
-        precision=Precision(_compute_type(config.model.dtype), jnp.dtype(config.model.param_dtype)),
+        precision=Precision(
+            _compute_type(config.model.dtype, mesh.devices.flat[0].platform), jnp.dtype(config.model.param_dtype)
+        ),
         rngs_at=rngs_from(config.seed),
     )
 
@@ -351,7 +363,7 @@ def _devices(platform: str) -> list[jax.Device]:
         raise ConfigError(f"debug.platform={platform}: {reason}") from error
 
 
-def _compute_type(name: str) -> jnp.dtype:
+def _compute_type(name: str, platform: str) -> jnp.dtype:
     if name == "auto":
-        name = "bfloat16" if jax.default_backend() in ("tpu", "gpu") else "float32"
+        name = "bfloat16" if platform in ("tpu", "gpu") else "float32"
     return jnp.dtype(name)

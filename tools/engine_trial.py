@@ -147,7 +147,8 @@ def follow(program: Program, engine: Any, batches: list[Arrays], gradients: Arra
         metrics.append({name: value.item() for name, value in jax.device_get(values).items()})
     arrays = by_path(nnx.state(engine.state()))
     for name in ("loss", "norm"):  # a variance loses its digits where the mean is large; the mean of squares keeps them
-        arrays[f"guard/{name}_square/value"] += arrays[f"guard/{name}_mean/value"] ** 2
+        square = f"guard/{name}_square/value"
+        arrays[square] = arrays[square] + arrays[f"guard/{name}_mean/value"] ** 2
     return Course(metrics, arrays, own, counts)
 
 

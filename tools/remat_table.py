@@ -9,7 +9,7 @@ array is made. `compiled=true` compiles the step for one device as well, and add
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,32 +135,10 @@ def gradient_flops(config: Config) -> int:
     """Returns the FLOPs of all matrix products in loss and gradients of a step."""
     import jax
 
+    from nnxtrain.compile.jaxpr import product_flops
+
     jaxpr = _traced(config, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
     return config.batch.accum_steps * product_flops(jaxpr)
-
-
-def product_flops(jaxpr: Any) -> int:
-    """Returns the FLOPs of all matrix products of a jaxpr, those of a scan once for each of its turns."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            depth = 1
-            for axis in contracted:
-                depth *= left[axis]
-            total += 2 * depth * equation.outvars[0].aval.size
-        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += turns * sum(product_flops(inner) for inner in _jaxprs_in(equation.params))
-    return total
-
-
-def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else [value]:
-            inner = getattr(item, "jaxpr", item)
-            if hasattr(inner, "eqns"):
-                yield inner
 
 
 def temp_bytes(config: Config) -> int | None:

@@ -1,9 +1,9 @@
-"""What every engine has: a state as flat arrays, programs that are lowered and then compiled, bound functions."""
+"""What every engine has: a state as flat arrays, programs that are traced and then compiled, bound functions."""
 
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,8 +95,8 @@ class Engine(ABC):
         self.hlo_hash = ""
 
     @abstractmethod
-    def lower(self, batch: Batch) -> dict[str, jax.stages.Lowered]:
-        """Returns the programs of a step by name, for batches like `batch`: shapes, types and shardings `[m b ...]`."""
+    def trace(self, batch: Batch) -> Iterator[tuple[str, jax.stages.Traced]]:
+        """Yields each program of a step by name, traced for batches of these shapes and shardings `[m b ...]`."""
 
     @abstractmethod
     def step(self, batch: Batch) -> Metrics:
@@ -105,7 +105,7 @@ class Engine(ABC):
     def compile(self, batch: Batch) -> None:
         """Compiles the programs of a step for batches like `batch`."""
         began = time.monotonic()
-        lowered = self.lower(batch)
+        lowered = {name: traced.lower() for name, traced in self.trace(batch)}
         self.use({name: each.compile() for name, each in lowered.items()}, hlo_hash=hash_of(lowered))
         self.compile_s = time.monotonic() - began
 
@@ -152,9 +152,9 @@ class Engine(ABC):
         """Returns `function(model, *args)` compiled, with the model to evaluate with as its first argument."""
         return self.bind(_of_model(function))
 
-    def lower_model(self, function: Callable[..., Any], *args: Any) -> jax.stages.Lowered:
-        """Returns the program of `bind_model`, for arguments of these shapes, types and shardings."""
-        return self._jit(_of_model(function)).lower(self._shapes, *args)
+    def trace_model(self, function: Callable[..., Any], *args: Any) -> jax.stages.Traced:
+        """Returns the trace of what `bind_model` compiles, for arguments of these shapes, types and shardings."""
+        return self._jit(_of_model(function)).trace(self._shapes, *args)
 
     def _jit(self, function: Callable[..., Any]) -> Any:
         def of_leaves(leaves: list[jax.Array], *args: Any) -> Any:

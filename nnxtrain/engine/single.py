@@ -1,5 +1,7 @@
 """The step as one compiled program."""
 
+from collections.abc import Iterator
+
 import jax
 from jax.profiler import TraceAnnotation
 
@@ -10,8 +12,8 @@ from nnxtrain.types import Batch, Metrics
 class SingleEngine(Engine):
     """Runs forward, backward and update of all microbatches as one program."""
 
-    def lower(self, batch: Batch) -> dict[str, jax.stages.Lowered]:
-        """Returns the one program of a step, under the name of its function."""
+    def trace(self, batch: Batch) -> Iterator[tuple[str, jax.stages.Traced]]:
+        """Yields the one program of a step, under the name of its function."""
         train_step = self._work.train_step
 
         def next_leaves(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
@@ -20,7 +22,7 @@ class SingleEngine(Engine):
 
         name = next_leaves.__name__ = train_step.__name__
         shardings = (self._shardings, self._whole_everywhere)
-        return {name: jax.jit(next_leaves, donate_argnums=0, out_shardings=shardings).lower(self._shapes, batch)}
+        yield name, jax.jit(next_leaves, donate_argnums=0, out_shardings=shardings).trace(self._shapes, batch)
 
     def step(self, batch: Batch) -> Metrics:
         """Consumes a batch, leaves `[m b ...]`; returns its metrics at once, on device, while the step still runs."""

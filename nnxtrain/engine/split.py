@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +54,8 @@ class SplitEngine(Engine):
         self._is_closed = False
         self.microbatches = 0  # in the sums
 
-    def lower(self, batch: Batch) -> dict[str, jax.stages.Lowered]:
-        """Returns both programs; `fwd_bwd` takes a microbatch of `batch`, leaves `[b ...]`."""
+    def trace(self, batch: Batch) -> Iterator[tuple[str, jax.stages.Traced]]:
+        """Yields both programs; `fwd_bwd` takes a microbatch of `batch`, leaves `[b ...]`."""
         self._microbatch = {name: _without_first(leaf) for name, leaf in batch.items()}
         sums = self._work.abstract_sums(self._microbatch)
         self._sums_shapes, self._sums_tree = jax.tree.flatten(sums)
@@ -84,10 +84,8 @@ class SplitEngine(Engine):
         self._join = jax.jit(join, out_shardings=whole)
         first = jax.jit(fwd_bwd, donate_argnums=1, out_shardings=(self._sums_shardings, whole))
         second = jax.jit(update, donate_argnums=(0, 1), out_shardings=(self._shardings, self._sums_shardings, whole))
-        return {
-            "fwd_bwd": first.lower(self._shapes, self._sums_shapes, self._microbatch),
-            "update": second.lower(self._shapes, self._sums_shapes),
-        }
+        yield "fwd_bwd", first.trace(self._shapes, self._sums_shapes, self._microbatch)
+        yield "update", second.trace(self._shapes, self._sums_shapes)
 
     def resident_bytes(self) -> int:
         """Returns the bytes of the sums on a device."""

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from nnxtrain.compile.jaxpr import product_flops
 from nnxtrain.config.command import guarded
 from tests.support import TINY, tiny
-from tools.remat_table import compare, gradient_flops, kept_bytes, main, product_flops
+from tools.remat_table import compare, gradient_flops, kept_bytes, main
 
 TOKENS, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, SEQUENCE = 8 * 32, 64, 4, 2, 16, 192, 32
 QKV = HEAD_DIM * (HEADS + 2 * KV_HEADS)

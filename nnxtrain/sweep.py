@@ -1,0 +1,111 @@
+"""A grid of configurations, compiled one after another in one process: one table, and the best that fits."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nnxtrain.ahead import compile_ahead
+from nnxtrain.compile.report import Report
+from nnxtrain.compile.show import show_cells
+from nnxtrain.config.load import load
+from nnxtrain.config.schema import Config
+from nnxtrain.errors import ConfigError, UserError
+from nnxtrain.run.console import duration
+from nnxtrain.run.directory import write_whole
+from nnxtrain.tables import Tables
+
+NONE_FITS = 3
+
+
+def sweep(config: Config, path: str, words: Sequence[str], tables: Tables) -> int:
+    """Compiles every cell of the grid of `aot.sweep`, prints the table, names the best; returns the exit code.
+
+    A cell that cannot be compiled is a row that says why. With `aot.report` each cell is written as it is done, and a
+    grid that is started again leaves out those that are there.
+
+    Args:
+        config: without the words of any cell.
+        path: of the file that it was loaded from.
+        words: that won over the file.
+        tables: what names are looked up in.
+    """
+    file = Path(config.aot.report) if config.aot.report else None
+    base = [word for word in words if not word.startswith(("aot.sweep=", "aot.report="))]
+    known = _read(file, [path, *base]) if file else {}
+    grid = [" ".join(cell) for cell in cells_of(str(config.aot.sweep))]
+    began, new = time.monotonic(), 0
+    for number, cell in enumerate(grid):
+        if cell in known:
+            continue
+        left = (time.monotonic() - began) / new * (len(grid) - number) if new else None
+        told = f", about {duration(left)} left" if left is not None else ""
+        print(f"{number + 1}/{len(grid)}  {cell}{told}", flush=True)
+        known[cell] = _cell(path, [*base, *cell.split()], tables)
+        new += 1
+        if file:
+            write_whole(file, json.dumps({"words": [path, *base], "cells": known}, indent=2) + "\n")
+    found = {cell: known[cell] for cell in sorted(grid, key=lambda cell: _rank(known[cell]))}
+    show_cells(found)
+    best, figures = next(iter(found.items()))
+    if figures["fits"] is False:
+        print("none fits")
+        return NONE_FITS
+    print(f"best  {best}" if figures["fits"] else f"least memory  {best}; aot.hbm_gib says what is there")
+    return 0
+
+
+def cells_of(words: str) -> Iterator[tuple[str, ...]]:
+    """Yields the words of each cell of a grid `KEY=VALUE,VALUE KEY=VALUE`."""
+    names, values = zip(*(word.split("=", 1) for word in words.split()), strict=True)
+    for chosen in itertools.product(*(value.split(",") for value in values)):
+        yield tuple(f"{name}={value}" for name, value in zip(names, chosen, strict=True))
+
+
+def _cell(path: str, words: list[str], tables: Tables) -> dict[str, Any]:
+    """Returns the figures of one cell."""
+    try:
+        report = compile_ahead(load(path, words, extra=tables.names()), tables, say=lambda line: None)
+    except (UserError, RuntimeError, ValueError) as error:
+        return {"fits": False, "problem": str(error).splitlines()[0]}
+    return _figures(report)
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    step = report.programs[:-1]  # the last one evaluates
+    lines = [program.roofline for program in step if program.roofline]
+    problem = next((program.problem for program in report.programs if program.problem), None)
+    return {
+        "fits": report.fits,
+        "peak_bytes": report.peak_bytes,
+        "step_s": sum(line.step_s for line in lines) if lines else None,
+        "mfu_ceiling": min(line.mfu_ceiling for line in lines) if lines else None,
+        "compile_s": sum(program.lower_s + (program.compile_s or 0) for program in report.programs),
+        "problem": problem,
+    }
+
+
+def _rank(cell: dict[str, Any]) -> tuple[bool, float, float]:
+    """Returns what cells are sorted by: those that fit first, then predicted time, then memory."""
+    missing = float("inf")
+    return cell["fits"] is False, cell.get("step_s") or missing, cell.get("peak_bytes") or missing
+
+
+def _read(file: Path, words: list[str]) -> dict[str, dict[str, Any]]:
+    """Returns the cells that a report holds.
+
+    Raises:
+        ConfigError: the file holds something else, or the cells of other words.
+    """
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        cells, others = found["cells"], found["words"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"aot.report={file} is there and holds no grid; choose another file") from error
+    if others != words:
+        raise ConfigError(f"aot.report={file} holds the grid of {' '.join(others)}; choose another file")
+    return cells
