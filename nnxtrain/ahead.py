@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnxtrain.build import Program, make_program
+from nnxtrain.build import Program, make_program, marks_of
 from nnxtrain.compile.chips import chip_of
+from nnxtrain.compile.executable import write_executables
 from nnxtrain.compile.jaxpr import product_flops
 from nnxtrain.compile.report import GIB, Owners, ProgramReport, Report, add_compiled
 from nnxtrain.compile.topology import devices_of, quiet
@@ -60,6 +61,8 @@ def compile_ahead(config: Config, tables: Tables, *, say: Callable[[str], None])
         compiler_options=options,
     )
     shares = {EVALUATION: work / 3 * config.eval_rows * config.batch.sequence}
+    programs: dict[str, jax.stages.Compiled] = {}
+    lowered_programs: dict[str, jax.stages.Lowered] = {}
     began = time.monotonic()
     for name, traced in programs_of(program):
         lowered = traced.lower()
@@ -71,9 +74,15 @@ def compile_ahead(config: Config, tables: Tables, *, say: Callable[[str], None])
         if compiled is not None:
             flops = shares.get(name, report.model_flops)
             add_compiled(one, compiled, mesh=program.mesh.shape, chip=chip, model_flops=flops)
+        if compiled is not None and name != EVALUATION:
+            programs[name], lowered_programs[name] = compiled, lowered
         if words.dump_hlo:
             dump(Path(words.dump_hlo), name, traced, lowered, compiled)
         began = time.monotonic()
+    if words.save and programs:
+        file, whole = Path(words.save).expanduser(), hash_of(lowered_programs)
+        write_executables(file, programs, hlo_hash=whole, marks=marks_of(program))
+        say(f"saved    {words.save}, for train with aot.load={words.save}")
     report.owners = _with_activations(report)
     if report.fits is False:
         report.suggestions = suggestions(config, report)

@@ -1,9 +1,11 @@
 """The composition root: the whole `Config` → parts that know nothing of it."""
 
 import functools
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +16,9 @@ from flax import nnx
 from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import Wanted
 from nnxtrain.compile.chips import peak_flops
+from nnxtrain.compile.executable import Executables, read_executables
 from nnxtrain.config.debug import DebugConfig
+from nnxtrain.config.load import as_mapping
 from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
@@ -31,6 +35,7 @@ from nnxtrain.nn.param import Precision
 from nnxtrain.optim.groups import freeze
 from nnxtrain.optim.optimizers import make_optimizer
 from nnxtrain.optim.schedules import make_schedule
+from nnxtrain.run.directory import environment
 from nnxtrain.sharding.audit import check_replication
 from nnxtrain.sharding.layout import MeshLayout
 from nnxtrain.sharding.mesh import make_mesh
@@ -56,6 +61,10 @@ from nnxtrain.types import (
     TrainStep,
     Update,
 )
+
+# keys, and beginnings of keys, that the programs of a step depend on
+SECTIONS = ("seed", "steps", "model.", "batch.", "loss.", "optimizer.", "schedule.", "mesh.", "remat.", "engine.")
+COMPILED_FROM = (*SECTIONS, "debug.on_nonfinite", "debug.nonfinite_limit", "debug.spike_")
 
 
 @dataclass(frozen=True)
@@ -130,10 +139,22 @@ class Program:
     read = staticmethod(read_arrays)
 
     def make_engine(self) -> Engine:
-        """Compiles the step; `initialise` or `load` then gives the engine its state."""
+        """Compiles the step, or takes it from `aot.load`; `initialise` or `load` then gives the engine its state."""
         engine = self.new_engine()
-        engine.compile(self.batch_spec())
+        if (found := self.saved()) is None:
+            engine.compile(self.batch_spec())
+        else:
+            engine.use(found.load(list(self.mesh.devices.flat)), self.batch_spec(), hlo_hash=found.hlo_hash)
         return engine
+
+    def saved(self) -> Executables | None:
+        """Returns the programs of `aot.load`, if it names any.
+
+        Raises:
+            ConfigError: they are not there, or are those of another configuration or machine.
+        """
+        file = self.config.aot.load
+        return None if file is None else read_executables(Path(file).expanduser(), marks=marks_of(self), key="aot.load")
 
     def new_engine(self) -> Engine:
         """Returns the engine that `engine.name` names; it has compiled nothing yet.
@@ -231,6 +252,14 @@ def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: f
     """Returns the loss of a microbatch, for training or, with 0 and 0, for evaluation."""
     chunks, spread = config.loss_chunks, spread_rows(layout)
     return make_loss_sum(z_loss=z_loss, dropout=dropout, chunks=chunks, spread=spread, pick=layout.pick)
+
+
+def marks_of(program: Program) -> dict[str, str]:
+    """Returns by name all that the programs of a step are compiled from."""
+    device, software = program.mesh.devices.flat[0], environment()
+    keys = {name: str(value) for name, value in as_mapping(program.config).items() if name.startswith(COMPILED_FROM)}
+    machine = {"device_kind": device.device_kind, "devices": str(program.mesh.size), "commit": str(software["commit"])}
+    return keys | machine | software["versions"] | {"LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", "")}
 
 
 def on_one_device(config: Config) -> Config:

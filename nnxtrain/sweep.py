@@ -69,7 +69,7 @@ def _cell(path: str, words: list[str], tables: Tables) -> dict[str, Any]:
     try:
         report = compile_ahead(load(path, words, extra=tables.names()), tables, say=lambda line: None)
     except (UserError, RuntimeError, ValueError) as error:
-        return {"fits": False, "problem": str(error).splitlines()[0]}
+        return {"fits": False, "problem": " ".join(str(error).split())[:300]}
     return _figures(report)
 
 

@@ -7,6 +7,7 @@ A cycle is `m_steps` microbatches of `batch.global_size / batch.accum_steps` row
         metrics       every metric of every step, decisions to skip among them
         accumulation  what is in the accumulator before and after each update
         benchmark     time, host time and memory of both, in turn; never part of whether the tool fails
+    types=float32,bfloat16  types of computation in which the suites run
     m_steps=5         microbatches of a cycle
     n_iterations=10   timed cycles of each side
     profile=false     whether cycles are traced, after the timed ones, and the trace is read back
@@ -35,10 +36,17 @@ if TYPE_CHECKING:
     from nnxtrain.tables import Tables
     from tools.engine_trial import Course
 
-OWN = {"suite": "all", "m_steps": 5, "n_iterations": 10, "profile": "false", "profile_dir": "", "report": ""}
+OWN = {
+    "suite": "all",
+    "types": "float32,bfloat16",
+    "m_steps": 5,
+    "n_iterations": 10,
+    "profile": "false",
+    "profile_dir": "",
+    "report": "",
+}
 PARITY = ("parity", "metrics", "accumulation")
 SUITES = ("all", *PARITY, "benchmark")
-TYPES = ("float32", "bfloat16")
 MIB = 1 / 2**20
 
 
@@ -74,7 +82,7 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
 
     tables = tables or BUILT_IN
     sizes = {"rows": config.batch.global_size // config.batch.accum_steps, "microbatches": own["m_steps"]}
-    checks = list(compared(arguments.config, rest, own["suite"], tables=tables, **sizes))
+    checks = list(compared(arguments.config, rest, own, tables=tables, **sizes))
     report: dict[str, Any] = {"m_steps": own["m_steps"], "n_iterations": own["n_iterations"], "words": rest}
     if checks:
         print_checks(checks)
@@ -94,6 +102,8 @@ def check_words(own: dict[str, Any]) -> None:
     """Refuses values that the tool's own words cannot have."""
     if own["suite"] not in SUITES:
         raise ConfigError(f"suite={own['suite']} is not one of {', '.join(SUITES)}")
+    if unknown := set(own["types"].split(",")) - {"float32", "bfloat16"}:
+        raise ConfigError(f"types={own['types']}: {min(unknown)!r} is not one of float32, bfloat16")
     if own["profile"] not in ("true", "false"):
         raise ConfigError(f"profile={own['profile']} must be true or false")
     if own["m_steps"] < 1 or own["n_iterations"] < 1:
@@ -103,17 +113,18 @@ def check_words(own: dict[str, Any]) -> None:
 
 
 def compared(
-    path: str, words: list[str], suite: str, *, rows: int, microbatches: int, tables: "Tables"
+    path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, tables: "Tables"
 ) -> Iterator[Check]:
     """Yields the comparisons of a suite."""
     from tools.engine_trial import run_trial
 
-    suites = PARITY if suite == "all" else tuple(name for name in PARITY if name == suite)
-    for kind in TYPES if suites else ():
+    suites = [name for name in PARITY if own["suite"] in ("all", name)]
+    for kind in own["types"].split(",") if suites else ():
         print(f"trial in {kind} ...", flush=True)
-        own = [*words, f"model.dtype={kind}"]
         sizes = {"rows": rows, "microbatches": microbatches}
-        courses = run_trial(path, own, not_compiled=kind == "float32", tables=tables, **sizes)
+        courses = run_trial(
+            path, [*words, f"model.dtype={kind}"], not_compiled=kind == "float32", tables=tables, **sizes
+        )
         for name in suites:
             yield from CHECKS[name](kind, courses, microbatches)
 

@@ -40,7 +40,7 @@ class Roofline:
 
     Attributes:
         compute_s: FLOPs of the matrix products, recomputation included, at the chip's peak.
-        memory_s: bytes that the program reads and writes, at the bandwidth of the chip's memory.
+        memory_s: bytes that the program reads and writes, each loop's body once, at the bandwidth of the chip's memory.
         network_s: bytes that a device sends, at the bandwidth of its links, all of them busy.
         binds: compute, memory or network: the longest.
         step_s: the longest; what overlaps costs nothing, what does not comes on top.
@@ -121,12 +121,9 @@ def add_compiled(
 
 
 def _roofline(report: ProgramReport, chip: Chip, *, devices: int, model_flops: float) -> Roofline:
-    work = report.product_flops / devices
-    # the compiler counts the body of a loop once; its FLOPs say how much that leaves out
-    turns = max(work / report.compiler_flops, 1.0) if report.compiler_flops else 1.0
     seconds = {
-        "compute": work / chip.peak_bf16_flops,
-        "memory": (report.bytes_accessed or 0.0) * turns / chip.memory_bandwidth,
+        "compute": report.product_flops / devices / chip.peak_bf16_flops,
+        "memory": (report.bytes_accessed or 0.0) / chip.memory_bandwidth,
         "network": sum(total.link_bytes for total in report.collectives) / chip.link_bandwidth,
     }
     binds = max(seconds, key=lambda name: seconds[name])

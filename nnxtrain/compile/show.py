@@ -95,11 +95,13 @@ def show_cells(cells: Mapping[str, Mapping[str, Any]]) -> None:
             _number(cell.get("step_s"), 1e3),
             _number(cell.get("mfu_ceiling"), 100),
             _number(cell.get("compile_s")),
-            str(cell.get("problem") or ""),
         ]
         for words, cell in cells.items()
     ]
-    print_table(["words", "fits", "peak", "step, ms", "MFU at most, %", "compile, s", "problem"], rows)
+    print_table(["words", "fits", "peak", "step, ms", "MFU at most, %", "compile, s"], rows)
+    for words, cell in cells.items():
+        if cell.get("problem"):
+            print(f"{words}: {cell['problem']}")
 
 
 def _times(program: ProgramReport) -> str:

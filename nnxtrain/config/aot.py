@@ -27,8 +27,8 @@ class AotConfig:
     compiler_options: tuple[str, ...] = key((), "NAME=VALUE options of the compiler, as jax's compiler_options")
     dump_hlo: str | None = key(None, "folder for the lowered and the optimised programs and their jaxprs")
     sweep: str | None = key(None, "grid of KEY=VALUE,VALUE words to compile, one table at the end")
-    save: str | None = key(None, "file for the compiled step", planned=True)
-    load: str | None = key(None, "file with a compiled step to run", planned=True)
+    save: str | None = key(None, "file for the compiled programs of a step, for aot.load")
+    load: str | None = key(None, "file that aot.save wrote: training takes its programs and compiles none of the step")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields `(key, what is wrong and what would be right)`."""

@@ -106,11 +106,15 @@ class Engine(ABC):
         """Compiles the programs of a step for batches like `batch`."""
         began = time.monotonic()
         lowered = {name: traced.lower() for name, traced in self.trace(batch)}
-        self.use({name: each.compile() for name, each in lowered.items()}, hlo_hash=hash_of(lowered))
+        self.use({name: each.compile() for name, each in lowered.items()}, batch, hlo_hash=hash_of(lowered))
         self.compile_s = time.monotonic() - began
 
-    def use(self, compiled: Mapping[str, jax.stages.Compiled], *, hlo_hash: str) -> None:
-        """Takes programs that were compiled before."""
+    def prepare(self, batch: Batch) -> None:  # noqa: B027
+        """Learns what batches will be like: shapes, types and shardings, leaves `[m b ...]`."""
+
+    def use(self, compiled: Mapping[str, jax.stages.Compiled], batch: Batch, *, hlo_hash: str) -> None:
+        """Takes programs that were compiled for batches like `batch`."""
+        self.prepare(batch)
         self._compiled = compiled
         self.programs += compiled
         self.hlo_hash = hlo_hash

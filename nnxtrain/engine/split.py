@@ -54,8 +54,8 @@ class SplitEngine(Engine):
         self._is_closed = False
         self.microbatches = 0  # in the sums
 
-    def trace(self, batch: Batch) -> Iterator[tuple[str, jax.stages.Traced]]:
-        """Yields both programs; `fwd_bwd` takes a microbatch of `batch`, leaves `[b ...]`."""
+    def prepare(self, batch: Batch) -> None:
+        """Learns what batches will be like: shapes, types and shardings, leaves `[m b ...]`."""
         self._microbatch = {name: _without_first(leaf) for name, leaf in batch.items()}
         sums = self._work.abstract_sums(self._microbatch)
         self._sums_shapes, self._sums_tree = jax.tree.flatten(sums)
@@ -66,9 +66,11 @@ class SplitEngine(Engine):
             lambda batch: [{name: leaf[number] for name, leaf in batch.items()} for number in range(count)],
             out_shardings=[{name: leaf.sharding for name, leaf in self._microbatch.items()}] * count,
         )
+        self._join = jax.jit(self._joined, out_shardings=self._whole_everywhere)
 
-        def join(sums: list[jax.Array]) -> Sums:
-            return self._work.join(jax.tree.unflatten(self._sums_tree, sums))
+    def trace(self, batch: Batch) -> Iterator[tuple[str, jax.stages.Traced]]:
+        """Yields both programs; `fwd_bwd` takes a microbatch of `batch`, leaves `[b ...]`."""
+        self.prepare(batch)
 
         def fwd_bwd(leaves: list[jax.Array], sums: list[jax.Array], microbatch: Batch) -> tuple[list[jax.Array], Any]:
             more = self._work.forward_backward(self._whole(leaves), microbatch)
@@ -77,11 +79,10 @@ class SplitEngine(Engine):
             return sums, self._work.join(more.parts).sums
 
         def update(leaves: list[jax.Array], sums: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], Metrics]:
-            state, metrics = self._work.update(self._whole(leaves), join(sums))
+            state, metrics = self._work.update(self._whole(leaves), self._joined(sums))
             return flat(state), _zeros(sums), metrics
 
         whole = self._whole_everywhere
-        self._join = jax.jit(join, out_shardings=whole)
         first = jax.jit(fwd_bwd, donate_argnums=1, out_shardings=(self._sums_shardings, whole))
         second = jax.jit(update, donate_argnums=(0, 1), out_shardings=(self._shardings, self._sums_shardings, whole))
         yield "fwd_bwd", first.trace(self._shapes, self._sums_shapes, self._microbatch)
@@ -198,6 +199,9 @@ class SplitEngine(Engine):
         self._leaves, self._sums = arrays[: len(self._shapes)], arrays[len(self._shapes) : -1]
         self.microbatches = int(arrays[-1])
         self._flight.clear()
+
+    def _joined(self, sums: list[jax.Array]) -> Sums:
+        return self._work.join(jax.tree.unflatten(self._sums_tree, sums))
 
     def _names(self) -> list[str]:
         """Returns the names of all that `save` writes, in its order."""

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxtrain.config.command import guarded
 from nnxtrain.engine.split import EngineUseError
 from nnxtrain.errors import CheckpointError
+from nnxtrain.profiling.trace import digest_of, trace_files
 from nnxtrain.run.compiles import CompileLog
+from nnxtrain.train import main as train
 from nnxtrain.types import Batch
-from tests.support import assert_trees_close, assert_trees_equal, random_batch, tiny_program, weights
+from tests.support import TINY, assert_trees_close, assert_trees_equal, random_batch, rows_of, tiny_program, weights
 
 # dropout, so that masks must not depend on the microbatch; a binding clip, so that the norm must be of the whole step
 WORDS = (
@@ -45,9 +48,11 @@ SHARED = {
     "data 4, zero1": (8, "mesh.preset=zero1", "mesh.data=4", "batch.accum_steps=2"),
     "data 2, fsdp 2, tensor 2": (8, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "batch.accum_steps=2"),
 }
+SLOW = {"data 2, fsdp 2, tensor 2"}
+CASES = [pytest.param(case, marks=[pytest.mark.slow] * (name in SLOW), id=name) for name, case in SHARED.items()]
 
 
-@pytest.mark.parametrize("case", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("case", CASES)
 def test_the_split_engine_makes_the_updates_of_the_single_step(case):
     """Means of means, a lost microbatch, kernels outside the rules of the mesh, sums that leak: all show here (B47)."""
     devices, *words = case
@@ -152,6 +157,24 @@ def test_each_program_is_compiled_once():
         assert len(engine._flight) <= 1
     assert sorted(engine.programs) == ["fwd_bwd", "update"]
     assert compiles.repeats(engine.programs) == 0
+
+
+def test_a_run_is_the_same_with_either_engine(tmp_path):
+    """A trace tells the microbatches of a step apart; the rows of the metrics do not tell the engines apart."""
+    window = ("profile.enabled=true", "profile.skip_first=1", "profile.warmup=1", "profile.active=3")
+    own = ("steps=6", "model.layers=1", "batch.accum_steps=4", "mesh.data=1", f"output_dir={tmp_path}", *window)
+    for name in ("single", "split"):
+        assert guarded(train, [str(TINY), *own, f"engine.name={name}", f"run_name={name}"]) == 0
+    rows = [[row["loss"] for row in rows_of(tmp_path / name)] for name in ("single", "split")]
+    np.testing.assert_allclose(rows[1], rows[0], rtol=1e-6)
+    (file,) = trace_files(tmp_path / "split")
+    found = digest_of(file)
+    calls = {total.name: total.calls for total in found.annotations}
+    microsteps = {name: calls[name] for name in calls if name.startswith("fwd_bwd")}
+    assert microsteps == {f"fwd_bwd_microstep_{number}": 3 for number in range(4)}
+    assert calls["engine_update"] == calls["engine_cycle"] == 3
+    assert [step.step for step in found.steps] == [2, 3, 4]
+    assert found.operations
 
 
 def test_evaluation_changes_nothing(engine):
