@@ -4,13 +4,16 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: train test slow lint clean
+.PHONY: train test smoke slow lint clean
 
 train: $(VENV)/.plot
 	$(RUN) -m nnxtrain.train configs/quickstart.yml
 
 test: $(VENV)/.test
 	$(RUN) -m pytest $(SIDE_BY_SIDE)
+
+smoke: $(VENV)/.test $(VENV)/.tpu
+	$(RUN) -m pytest -m tpu_smoke
 
 slow: $(VENV)/.test
 	$(RUN) -m pytest -m slow $(SIDE_BY_SIDE)

@@ -29,6 +29,7 @@ ways in:
   python -m nnxtrain.train CONFIG.yml [key=val ...]                train, go on, evaluate, write samples
   python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss of a run on its held-out sets
   python -m nnxtrain.generate RUN_DIR [key=val ...]                text from a run
+  python -m nnxtrain.aot CONFIG.yml aot.topology=v5e:4x4 ...       compile only: will it fit, what limits it
   python -m nnxtrain.launch processes=2 -- train CONFIG.yml ...    several processes on this machine
   python -m nnxtrain.profiling show RUN_DIR                        what the traces of a run say
 

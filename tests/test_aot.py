@@ -201,6 +201,17 @@ def test_a_small_model_is_compiled_for_a_tpu(tmp_path):
 
 
 @tpu
+@pytest.mark.tpu_smoke
+def test_a_compiler_of_tpus_does_not_make_training_look_for_one(tmp_path):
+    """With libtpu and no TPU jax asks the network for a minute who it is."""
+    words = ("configs/tiny.yml", *SMALL, "steps=1", f"output_dir={tmp_path}")
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-m", "nnxtrain.train", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@tpu
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "code"), [(16, 0), (1024, 3)])
 def test_seven_billion_parameters_on_sixteen_chips(rows, code, tmp_path):

@@ -1,5 +1,6 @@
 """Every command of README and docs, and every configuration, runs."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.annotations import main as annotations
+from nnxtrain.aot import main as aot
 from nnxtrain.config.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.generate import main as generate
@@ -14,6 +16,7 @@ from nnxtrain.launch import main as launch
 from nnxtrain.profiling.__main__ import main as profiling
 from nnxtrain.train import main as train
 from tests.support import ROOT
+from tools.compare_training_engine import main as compare_training_engine
 from tools.convert_checkpoint import main as convert_checkpoint
 from tools.kill_test import main as kill_test
 from tools.remat_table import main as remat_table
@@ -22,9 +25,17 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGS = sorted((ROOT / "configs").glob("*.yml"))
-MODULES = {"train": train, "generate": generate, "evaluate": evaluate, "launch": launch, "profiling": profiling}
+MODULES = {
+    "aot": aot,
+    "train": train,
+    "generate": generate,
+    "evaluate": evaluate,
+    "launch": launch,
+    "profiling": profiling,
+}
 TOOLS = {
     "annotations": annotations,
+    "compare_training_engine": compare_training_engine,
     "convert_checkpoint": convert_checkpoint,
     "kill_test": kill_test,
     "remat_table": remat_table,
@@ -59,7 +70,10 @@ def workplace(tmp_path_factory):
     return folder
 
 
-LONG = {"python tools/kill_test.py configs/tiny.yml rounds=1"}  # three runs, one after the other
+LONG = {
+    "python tools/kill_test.py configs/tiny.yml rounds=1",  # three runs, one after the other
+    "python tools/compare_training_engine.py configs/tiny.yml suite=metrics types=float32 m_steps=2",
+}
 
 
 @pytest.mark.parametrize(
@@ -82,15 +96,25 @@ def test_commands_of_the_pages_run(line, workplace, monkeypatch):
         return
     name, *words = words[1].removeprefix("nnxtrain."), *words[2:]
     asks = {"--help", "--list-keys", "--print-config", "--dry-run", "--show-schedule"} & set(words)
-    if name in ("train", "launch") and not asks:
+    if name in ("aot", "train", "launch") and not asks:
         own = {word.partition("=")[0] for word in words}
         words += [word for word in SMALL if word.partition("=")[0] not in own]
         words.append(f"data.cache_dir={workplace}/cache")
+    for variable in ("XLA_FLAGS", "JAX_PLATFORMS"):
+        monkeypatch.setenv(variable, os.environ[variable])  # compile only changes them
     if "--help" in words:
         with pytest.raises(SystemExit, match="0"):
             MODULES[name](words)
     else:
         assert guarded(MODULES[name], words) == 0
+
+
+def test_the_loop_of_the_engines_page_runs(workplace, monkeypatch, capsys):
+    """The first thing that somebody with microbatches of their own copies."""
+    monkeypatch.chdir(workplace)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)
+    exec(compile(block, "engine.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == str(3 * 4 * 32)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=[path.stem for path in CONFIGS])

@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -66,9 +67,18 @@ def print_config(config: Config) -> None:
 
 
 def choose_platform(config: Config) -> None:
-    """Tells jax, before it is imported, which backend `debug.platform` names."""
+    """Tells jax, before it is imported, which backend `debug.platform` names.
+
+    Where that is `auto` and the compiler of TPUs is installed without a TPU, jax would look for one for a minute.
+    """
     if config.debug.platform != "auto":
         os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
+    elif not os.environ.get("JAX_PLATFORMS") and find_spec("libtpu") is not None and not _has_tpu():
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _has_tpu() -> bool:
+    return any(path for pattern in ("accel*", "vfio/[0-9]*") for path in Path("/dev").glob(pattern))
 
 
 def leave_on_signals() -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from nnxtrain.compile.jaxpr import product_flops
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.steps.loss import token_sums
 from tests.support import initial_state, random_batch, tiny, tiny_program
-from tools.remat_table import product_flops
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
