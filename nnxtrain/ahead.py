@@ -26,6 +26,7 @@ from nnxtrain.tables import Tables
 
 EVALUATION = "eval_step"
 BY_WEIGHT = ("full", "attention", "qkv", "attention_layer", "dots_no_batch", "dots", "none")  # least kept first
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 TOO_LARGE = "RESOURCE_EXHAUSTED"  # the status of a compiler that finds no room
 
 
@@ -122,8 +123,9 @@ def _compiled(one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str
     except jax.errors.JaxRuntimeError as error:
         if TOO_LARGE not in str(error):
             raise
-        used = re.search(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm", str(error))
-        one.problem = f"needs {used[1]} of {used[2]} bytes of memory" if used else str(error).splitlines()[0][:200]
+        one.problem = str(error).splitlines()[0].removeprefix(f"{TOO_LARGE}: ")[:200]
+        if sizes := re.findall(r"([\d.]+)([KMG])\b", one.problem):
+            one.needed_bytes = max(float(number) * UNITS[unit] for number, unit in sizes)
         return None
     finally:
         one.compile_s = time.monotonic() - began
@@ -146,14 +148,14 @@ def dump(
 
 def suggestions(config: Config, report: Report) -> list[str]:
     """Returns words that should make a step fit, the cheapest first, by arithmetic on what is known."""
-    room = report.hbm_bytes or 0.0
+    room = 0.9 * (report.hbm_bytes or 0.0)  # what is estimated here may be less than what is needed
     fixed = report.state_bytes + report.owners.gradients
     found = []
     if fixed < room:
         lighter = BY_WEIGHT[: _place(config.remat.policy)]
         found += [f"remat.policy={lighter[-1]}"] if lighter else []
         rows = config.batch.microbatch // math.prod(report.mesh[name] for name in ("data", "fsdp", "expert"))
-        needed = (report.peak_bytes or 2 * room) - fixed
+        needed = (report.peak_bytes or room) - fixed
         pieces = [piece for piece in range(2, rows + 1) if rows % piece == 0]
         enough = [piece for piece in pieces if needed / piece < room - fixed] or pieces[-1:]
         found += [f"batch.accum_steps={config.batch.accum_steps * enough[0]}"] if enough else []

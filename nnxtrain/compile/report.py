@@ -70,6 +70,7 @@ class ProgramReport:
     collectives: list[Total] = field(default_factory=list)
     roofline: Roofline | None = None
     problem: str | None = None  # why the compiler gave up
+    needed_bytes: float | None = None  # of one device, as far as the compiler says when it gives up
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON has them."""
@@ -182,7 +183,8 @@ class Report:
     def peak_bytes(self) -> int | None:
         """The most that a program needs on a device, or the state alone where nothing was compiled."""
         peaks = [program.memory.peak for program in self.programs if program.memory]
-        return max(peaks) if peaks else None
+        needs = [int(program.needed_bytes) for program in self.programs if program.needed_bytes]
+        return max([*peaks, *needs], default=None)
 
     @property
     def fits(self) -> bool | None:

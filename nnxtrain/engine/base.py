@@ -88,6 +88,7 @@ class Engine(ABC):
         self._shapes, self._tree = jax.tree.flatten(abstract)
         self._shardings = [leaf.sharding for leaf in self._shapes]
         self._whole_everywhere = NamedSharding(self._shardings[0].mesh, PartitionSpec())
+        self._initial = jax.jit(lambda: flat(work.make_state()), out_shardings=self._shardings)
         self._leaves: list[jax.Array] = []
         self._compiled: Mapping[str, jax.stages.Compiled] = {}
         self.programs: list[str] = []
@@ -129,7 +130,7 @@ class Engine(ABC):
 
     def initialise(self) -> None:
         """Draws the initial state, on the devices where it belongs."""
-        self._leaves = jax.jit(lambda: flat(self._work.make_state()), out_shardings=self._shardings)()
+        self._leaves = self._initial()
 
     def load(self, state: TrainStateNNX) -> None:
         """Takes a state that was restored; an array that lies elsewhere is brought to where it belongs."""

@@ -36,13 +36,13 @@ class Outcome(NamedTuple):
 @functools.cache
 def run(*words: str) -> Outcome:
     """Takes updates on batches of uneven masks, on one device where `words` say so and else on eight."""
-    program = tiny_program(*WORDS, *words, devices=1 if words == ALONE else 8)
+    program = tiny_program(*WORDS, *words, devices=1 if words[:1] == ALONE else 8)
     engine = program.make_engine()
     engine.initialise()
     spec = program.batch_spec()
     metrics, gradients = [], {}
     for seed in range(UPDATES):
-        batch = random_batch(seed=seed, accum_steps=program.cut.microbatches)
+        batch = random_batch(seed=seed, accum_steps=program.cut.microbatches, vocab=250)
         got = engine.step({name: jax.device_put(leaf, spec[name].sharding) for name, leaf in batch.items()})
         metrics.append([float(got[name]) for name in ("loss", "grad_norm", "targets", "tokens")])
         if seed == 0:
@@ -66,7 +66,7 @@ MORE = {
     "context 2, tensor 2, harder": ("mesh.context=2", "mesh.tensor=2", "mesh.fsdp=2", *HARDER),
     "expert 2, fsdp 4": ("mesh.expert=2", "mesh.fsdp=4"),
     "tensor 4, harder": ("mesh.data=2", "mesh.tensor=4", *HARDER),
-    "fsdp 4, harder": ("mesh.fsdp=4", *HARDER),
+    "fsdp 4, harder": ("mesh.fsdp=4", "mesh.data=1", *HARDER),
     "tied, unrolled": ("mesh.fsdp=4", "mesh.tensor=2", "model.scan_layers=false"),
     "weights over data too": ("mesh.data=2", "mesh.fsdp=4", "mesh.rules=embed=data+fsdp"),
 }
@@ -74,11 +74,11 @@ MORE = {
 
 def assert_like_one_device(words: tuple[str, ...]) -> None:
     """Losses to 1e-6, gradients and weights to 1e-5 of the largest of each leaf."""
-    got, want = run(*words), run(*ALONE)
+    got, want = run(*words), run(*ALONE, *(word for word in words if word.startswith("model.")))
+    assert 4 < want.metrics[0][0] < 7, "a loss that is no loss compares nothing"
     np.testing.assert_allclose(got.metrics, want.metrics, rtol=1e-6)
     assert len(want.gradients) == len(got.gradients) > 0
-    if got.gradients.keys() == want.gradients.keys():  # layers are scanned
-        assert_trees_close(got.gradients, want.gradients, rtol=1e-5)
+    assert_trees_close(got.gradients, want.gradients, rtol=1e-5)
     assert_trees_close(got.weights, want.weights, rtol=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_a_device_holds_its_part_of_the_state(name, pieces):
     want = whole["optimizer"] / pieces + whole["model"] / (pieces if name == "fsdp 8" else 1)
     assert bytes_per_device(state) == pytest.approx(want, rel=0.05)
     batch = 8 * 32 * (4 * 4 + 1) / pieces
-    assert engine._step.memory_analysis().argument_size_in_bytes - batch == pytest.approx(want, rel=0.05)
+    assert engine.memory()["train_step"].argument_size_in_bytes - batch == pytest.approx(want, rel=0.05)
     for leaf in jax.tree.leaves(state):
         assert leaf.addressable_data(0).shape == leaf.sharding.shard_shape(leaf.shape)
 

@@ -13,7 +13,7 @@ from tools import kill_test
 def run(*words: str) -> subprocess.CompletedProcess:
     """Runs the tool in a process of its own."""
     command = [sys.executable, "tools/kill_test.py", str(TINY), *words, "model.layers=1", "model.dropout=0.1"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1500)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3600)
 
 
 @pytest.mark.slow
