@@ -16,9 +16,10 @@ sys.path[:0] = [str(ROOT)]
 import jax  # noqa: E402
 
 from benchmarks.dispatch import layer_counts  # noqa: E402
-from benchmarks.figures import print_table, shown, spread, write_report  # noqa: E402
+from benchmarks.figures import shown, spread, write_report  # noqa: E402
 from benchmarks.steps import SIZES  # noqa: E402
 from nnxtrain.build import make_program  # noqa: E402
+from nnxtrain.compile.show import print_table  # noqa: E402
 from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     rows = [[str(layers), shown(spread(values))] for layers, values in seconds.items()]
     rows.append([f"{deep} / {shallow}", shown(report["ratio"])])
-    print_table(f"compile time of scanned layers, s, {own['rounds']} rounds", ["layers", "median (p10 to p90)"], rows)
+    title = f"compile time of scanned layers, s, {own['rounds']} rounds"
+    print_table(["layers", "median (p10 to p90)"], rows, title=title)
     write_report(report, own["report"])
     return 0
 

@@ -21,8 +21,9 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 
-from benchmarks.figures import print_table, shown, spread, write_report  # noqa: E402
+from benchmarks.figures import shown, spread, write_report  # noqa: E402
 from nnxtrain.build import Program, make_program  # noqa: E402
+from nnxtrain.compile.show import print_table  # noqa: E402
 from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
@@ -151,7 +152,7 @@ def print_dispatch(report: dict[str, Any]) -> None:
         for layers, row in report.items()
     ]
     columns = ["layers", "arrays", "call", "bare call", "ratio", "loop / bare loop", "slowest"]
-    print_table("host time of a step, ms: median (p10 to p90)", columns, rows)
+    print_table(columns, rows, title="host time of a step, ms: median (p10 to p90)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What benchmarks share: spreads of repeated figures, tables for people, reports for programs."""
+"""What benchmarks share: spreads of repeated figures, and reports for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-
-WIDTH = 120  # of a table, where a terminal's is not known
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -24,17 +20,6 @@ def shown(figure: Any, scale: float = 1.0) -> str:
         return f"{median} ({low} to {high})"
     value = figure * scale
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows of text below their columns; all but the first are set to the right."""
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    terminal = Console()
-    (terminal if terminal.is_terminal else Console(width=WIDTH)).print(table)
 
 
 def write_report(report: Mapping[str, Any], path: str) -> None:

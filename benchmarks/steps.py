@@ -26,8 +26,9 @@ from flax import nnx  # noqa: E402
 
 from benchmarks import floor  # noqa: E402
 from benchmarks.dispatch import layer_counts, measure_dispatch, print_dispatch  # noqa: E402
-from benchmarks.figures import print_table, shown, spread, write_report  # noqa: E402
+from benchmarks.figures import shown, spread, write_report  # noqa: E402
 from nnxtrain.build import Program, make_program, open_data  # noqa: E402
+from nnxtrain.compile.show import print_table  # noqa: E402
 from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
@@ -243,7 +244,7 @@ def print_steps(title: str, figures: dict[str, Any]) -> None:
     rows = [[label, *(shown(figures[side][name], scale) for side in sides)] for label, name, scale in lines]
     rows.append(["ratio of step times", shown(figures["ratio"]), ""])
     rows.append([f"matmul {SIDE}, GFLOP/s", shown(figures["matmul_flops"], 1e-9), ""])
-    print_table(f"{title}: median (p10 to p90)", ["", *sides], rows)
+    print_table(["", *sides], rows, title=f"{title}: median (p10 to p90)")
 
 
 if __name__ == "__main__":

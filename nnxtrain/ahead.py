@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxtrain.build import Program, make_program, marks_of
+from nnxtrain.cache import without_compilation_cache
 from nnxtrain.compile.chips import chip_of
 from nnxtrain.compile.executable import write_executables
 from nnxtrain.compile.jaxpr import product_flops
@@ -118,7 +119,7 @@ def _compiled(one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str
     """Returns the compiled program; None where the compiler finds no room for it, which the report then says."""
     began = time.monotonic()
     try:
-        with quiet():
+        with quiet(), without_compilation_cache():
             return lowered.compile(compiler_options=dict(options) or None)
     except jax.errors.JaxRuntimeError as error:
         if TOO_LARGE not in str(error):

@@ -1,8 +1,11 @@
 """Where compiled programs are kept between processes."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from nnxtrain.config.schema import Config
 from nnxtrain.data.corpus import default_cache_dir
@@ -22,3 +25,16 @@ def use_compilation_cache(config: Config) -> None:
     else:
         folder = str(default_cache_dir() / "xla" if place == "auto" else Path(place).expanduser())
     jax.config.update("jax_compilation_cache_dir", folder)
+
+
+@contextlib.contextmanager
+def without_compilation_cache() -> Iterator[None]:
+    """Lets the compiler do its work: what the cache gives took no time, and cannot be saved again on CPU."""
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()

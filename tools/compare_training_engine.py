@@ -214,7 +214,8 @@ def print_checks(checks: list[Check]) -> None:
 
 def print_figures(figures: dict[str, Any]) -> None:
     """Prints both sides, one column each."""
-    from benchmarks.figures import print_table, shown
+    from benchmarks.figures import shown
+    from nnxtrain.compile.show import print_table
 
     lines = (
         ("cycle, ms", "cycle_s", 1e3),
@@ -228,7 +229,7 @@ def print_figures(figures: dict[str, Any]) -> None:
     rows = [(label, *(shown(figures[side][name], scale) for side in sides)) for label, name, scale in lines]
     rows.append(("ratio of cycles", "", shown(figures["ratio"])))
     rows.append(("ratio of peaks", "", shown(figures["peak_ratio"])))
-    print_table("single step and split engine: median (p10 to p90)", ("", *sides), rows)
+    print_table(("", *sides), rows, title="single step and split engine: median (p10 to p90)")
 
 
 if __name__ == "__main__":

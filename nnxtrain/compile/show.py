@@ -74,9 +74,9 @@ def verdict(report: Report) -> str:
     return f"fits: {left}" if report.fits else f"does not fit: {left}, {_bytes(-report.free_bytes)} too many"
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
     """Prints rows of text below their columns; all but the first are set to the right."""
-    table = Table()
+    table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in rows:

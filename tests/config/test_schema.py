@@ -129,7 +129,7 @@ def others_than_default(path: str) -> list[str]:
 
 def test_there_are_planned_keys():
     """A generated test over an empty list would pass."""
-    assert len(PLANNED) > 10
+    assert PLANNED
 
 
 @pytest.mark.parametrize("path", PLANNED)
