@@ -18,6 +18,7 @@ Exit codes: 0 both are equal, 1 they are not, 2 configuration or usage.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -84,6 +85,7 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
     sizes = {"rows": config.batch.global_size // config.batch.accum_steps, "microbatches": own["m_steps"]}
     checks = list(compared(arguments.config, rest, own, tables=tables, **sizes))
     report: dict[str, Any] = {"m_steps": own["m_steps"], "n_iterations": own["n_iterations"], "words": rest}
+    report["environment"] = {name: os.environ.get(name) for name in ("GLIBC_TUNABLES", "XLA_FLAGS")}
     if checks:
         print_checks(checks)
         report["checks"] = [check._asdict() | {"holds": check.holds} for check in checks]
@@ -232,5 +234,17 @@ def print_figures(figures: dict[str, Any]) -> None:
     print_table(("", *sides), rows, title="single step and split engine: median (p10 to p90)")
 
 
+def use_large_pages() -> None:
+    """Starts this process anew with large pages, where the C library can; both sides then run with them.
+
+    XLA allocates the temporaries of a CPU program anew for each execution, and touching them page by page takes longer
+    than the work of the engine. The single step, whose microbatches are in a loop inside one program, pays once.
+    """
+    if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 if __name__ == "__main__":
+    use_large_pages()
     run(main)
