@@ -19,6 +19,7 @@ from nnxtrain.compile.report import GIB, Owners, ProgramReport, Report, add_comp
 from nnxtrain.compile.topology import devices_of, quiet
 from nnxtrain.config.schema import Config
 from nnxtrain.engine.base import hash_of
+from nnxtrain.errors import ConfigError
 from nnxtrain.models.flops import flops_per_token
 from nnxtrain.run.directory import write_whole
 from nnxtrain.sharding.audit import bytes_per_device
@@ -122,6 +123,8 @@ def _compiled(one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str
         with quiet(), without_compilation_cache():
             return lowered.compile(compiler_options=dict(options) or None)
     except jax.errors.JaxRuntimeError as error:
+        if options and "INVALID_ARGUMENT" in str(error):
+            raise ConfigError(f"aot.compiler_options={','.join(options)}: {str(error).splitlines()[0]}") from error
         if TOO_LARGE not in str(error):
             raise
         one.problem = str(error).splitlines()[0].removeprefix(f"{TOO_LARGE}: ")[:200]

@@ -114,6 +114,7 @@ def test_a_suggestion_fits():
         (("aot.topology=cpu:4", "mesh.fsdp=8"), "a multiple of 8 devices and 4 cpu devices are here"),
         (("aot.topology=cpu:4", "aot.sweep=remat.policy"), "must be KEY=VALUE,VALUE"),
         (("aot.topology=cpu:4", "aot.compiler_options=fast"), "must be NAME=VALUE"),
+        ((*SMALL, "aot.topology=cpu:4", "aot.compiler_options=fast=1"), "No such compile option: 'fast'"),
         pytest.param(
             ("aot.topology=v5e:2x2",),
             "pip install 'nnxtrain[tpu]'",

@@ -40,6 +40,7 @@ def write_executables(
     """
     found = Executables({name: serialize(one) for name, one in compiled.items()}, hlo_hash)
     whole = {"format": FORMAT, "marks": dict(marks), **found._asdict()}
+    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.write_bytes(pickle.dumps(whole))
     part.replace(file)
