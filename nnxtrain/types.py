@@ -28,7 +28,8 @@ class LossParts(NamedTuple):
 
     Attributes:
         targets: tokens that count, the one denominator of everything that carries a gradient.
-        tokens: that are no padding.
+        tokens: those that are no padding. All numbers are float32: sums of several types are exchanged between
+            devices apart, and processes on CPU then mix them up (seen with jax 0.12).
         sums: metric name → (sum, count), divided once when the step is done.
     """
 

@@ -55,7 +55,7 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread,
         whole = (hidden, microbatch["targets"], microbatch["mask"])
         cross_entropy, square = spread(sums_of)(head, whole)
         targets = jnp.sum(microbatch["mask"], dtype=jnp.float32)
-        tokens = jnp.sum(microbatch["segment_ids"] != 0, dtype=jnp.int32)
+        tokens = jnp.sum(microbatch["segment_ids"] != 0, dtype=jnp.float32)  # one type for all sums: one exchange
         if not z_loss:
             return cross_entropy, LossParts(targets, tokens, {"loss": (cross_entropy, targets)})
         sums = {"loss": (cross_entropy, targets), "z_loss": (z_loss * square, targets)}

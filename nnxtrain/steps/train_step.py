@@ -81,7 +81,7 @@ def make_update(judge: Judge, schedule: Schedule) -> Update:
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
             "targets": parts.targets.astype(jnp.int32),
-            "tokens": parts.tokens,
+            "tokens": parts.tokens.astype(jnp.int32),
             "bad": verdict.bad,
             "skipped": ~verdict.updates,
         }
