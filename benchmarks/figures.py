@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nnxtrain.run.directory import write_whole
+
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Returns median, p10 and p90."""
@@ -25,4 +27,4 @@ def shown(figure: Any, scale: float = 1.0) -> str:
 def write_report(report: Mapping[str, Any], path: str) -> None:
     """Writes a report as JSON, if a path is given."""
     if path:
-        Path(path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_whole(Path(path), json.dumps(report, indent=2) + "\n")

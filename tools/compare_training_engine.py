@@ -35,7 +35,7 @@ from tools.words import split_words  # noqa: E402
 
 if TYPE_CHECKING:
     from nnxtrain.tables import Tables
-    from tools.engine_trial import Course
+    from tools.engine_trial import Trial
 
 OWN = {
     "suite": "all",
@@ -110,6 +110,8 @@ def check_words(own: dict[str, Any]) -> None:
         raise ConfigError(f"profile={own['profile']} must be true or false")
     if own["m_steps"] < 1 or own["n_iterations"] < 1:
         raise ConfigError(f"m_steps={own['m_steps']} n_iterations={own['n_iterations']}: each must be at least 1")
+    if own["profile_dir"] and Path(own["profile_dir"]).is_file():
+        raise ConfigError(f"profile_dir={own['profile_dir']} is a file; a folder is wanted")
     if own["profile"] == "true" and own["suite"] not in ("all", "benchmark"):
         raise ConfigError(f"profile=true traces the cycles of suite=benchmark, and suite={own['suite']} has none")
 
@@ -124,31 +126,29 @@ def compared(
     for kind in own["types"].split(",") if suites else ():
         print(f"trial in {kind} ...", flush=True)
         sizes = {"rows": rows, "microbatches": microbatches}
-        courses = run_trial(
-            path, [*words, f"model.dtype={kind}"], not_compiled=kind == "float32", tables=tables, **sizes
-        )
+        trial = run_trial(path, [*words, f"model.dtype={kind}"], not_compiled=kind == "float32", tables=tables, **sizes)
         for name in suites:
-            yield from CHECKS[name](kind, courses, microbatches)
+            yield from CHECKS[name](kind, trial, microbatches)
 
 
-def parity(kind: str, courses: "dict[str, Course]", microbatches: int) -> Iterator[Check]:
+def parity(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
     """Yields what becomes of weights, moments, counters and gradients."""
     from tools.engine_trial import TOLERANCES, worst
 
     limit = TOLERANCES[kind]["arrays"]
-    for ours, theirs in pairs_of(courses):
-        found = worst(courses[ours].arrays, courses[theirs].arrays)
+    for ours, theirs in pairs_of(trial):
+        found = worst(trial.courses[ours].arrays, trial.courses[theirs].arrays)
         yield Check("parity", f"state, {kind}, {ours} against {theirs}", *found, limit)
-    found = worst(courses["engine"].gradients, courses["large batch"].gradients)
+    found = worst(*trial.gradients)
     yield Check("parity", f"gradients, {kind}, engine against large batch", *found, limit)
 
 
-def metrics(kind: str, courses: "dict[str, Course]", microbatches: int) -> Iterator[Check]:
+def metrics(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
     """Yields what becomes of every metric of every step; counts, rates and decisions must be the same."""
     from tools.engine_trial import LOSSES, TOLERANCES, worst
 
-    for ours, theirs in pairs_of(courses):
-        sides = (courses[ours].metrics, courses[theirs].metrics)
+    for ours, theirs in pairs_of(trial):
+        sides = (trial.courses[ours].metrics, trial.courses[theirs].metrics)
         names = sorted(sides[0][0].keys() | sides[1][0].keys())
         for name in names:
             series = ({str(step): row[name] for step, row in enumerate(side) if name in row} for side in sides)
@@ -161,9 +161,9 @@ def metrics(kind: str, courses: "dict[str, Course]", microbatches: int) -> Itera
             yield Check("metrics", f"{name}, {kind}, {ours} against {theirs}", f"step {found.path}", found.error, limit)
 
 
-def accumulation(kind: str, courses: "dict[str, Course]", microbatches: int) -> Iterator[Check]:
+def accumulation(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
     """Yields whether the accumulator counts each microbatch and is empty after each update."""
-    for step, (before, after, is_zero) in enumerate(courses["engine"].counts):
+    for step, (before, after, is_zero) in enumerate(trial.counts):
         error = abs(before - microbatches) + abs(after) + (not is_zero)
         yield Check("accumulation", f"count and sums, {kind}", f"step {step}", float(error), 0.0)
 
@@ -171,10 +171,10 @@ def accumulation(kind: str, courses: "dict[str, Course]", microbatches: int) -> 
 CHECKS = {"parity": parity, "metrics": metrics, "accumulation": accumulation}
 
 
-def pairs_of(courses: "dict[str, Course]") -> list[tuple[str, str]]:
+def pairs_of(trial: "Trial") -> list[tuple[str, str]]:
     """Returns which sides are compared."""
     pairs = [("engine", "single step"), ("engine", "large batch"), ("first step", "not compiled")]
-    return [pair for pair in pairs if pair[1] in courses]
+    return [pair for pair in pairs if pair[1] in trial.courses]
 
 
 def measured(

@@ -1,8 +1,8 @@
 """The trial of `compare_training_engine.py`: the same steps by the split engine, the single step, one large batch.
 
-Batches have uneven masks and padding, and an empty microbatch; clipping binds, the learning rate falls, dropout and
-z-loss are on, and a batch with a single target is a spike that the guard leaves out. A trial in which one of these did
-not happen proves nothing and is refused.
+Batches have uneven masks and padding and, where there are several microbatches, an empty one; the learning rate falls;
+dropout and z-loss are on. Clipping binds, and a batch with a single target is a spike that the guard leaves out: a
+trial in which one of these two did not happen proves nothing and is refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from nnxtrain.engine.split import SplitEngine
 from nnxtrain.errors import UserError
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.tables import Tables
-from nnxtrain.types import Batch, Metrics
+from nnxtrain.types import Batch, Metrics, Sums
 
 CLIP_NORM = 0.05
 TRIAL = (
@@ -48,14 +48,57 @@ class Course(NamedTuple):
     Attributes:
         metrics: of each step, python numbers.
         arrays: weights, moments, counters and guard at the end, by path.
-        gradients: of the first step, divided by its targets, by path; empty where the side cannot tell.
-        counts: microbatches in the sums before and after each update, and whether the sums were zero after it.
     """
 
     metrics: list[dict[str, Any]]
     arrays: Arrays
-    gradients: Arrays
+
+
+class Trial(NamedTuple):
+    """What all sides made of it.
+
+    Attributes:
+        courses: by side.
+        gradients: of the first step, divided by its targets, by path: of the engine, and of one large batch.
+        counts: microbatches in the sums before and after each update, and whether the sums were zero after it.
+    """
+
+    courses: dict[str, Course]
+    gradients: tuple[Arrays, Arrays]
     counts: list[tuple[int, int, bool]]
+
+
+class WatchedEngine:
+    """Drives the split engine microbatch by microbatch, and notes what is in its sums.
+
+    Attributes:
+        gradients: of the first step, divided by its targets, by path.
+        counts: as in `Course`.
+    """
+
+    def __init__(self, engine: SplitEngine):
+        """Gives the engine its initial state."""
+        engine.initialise()
+        self._engine = engine
+        self.gradients: Arrays = {}
+        self.counts: list[tuple[int, int, bool]] = []
+
+    def step(self, batch: Batch) -> Metrics:
+        """Consumes a batch, leaves `[m b ...]`."""
+        engine = self._engine
+        for number in range(len(batch["rows"])):
+            engine.fwd_bwd({name: leaf[number] for name, leaf in batch.items()})
+        before = engine.microbatches
+        if not self.counts:
+            self.gradients = _gradients(engine.accumulated())
+        metrics = engine.update()
+        is_zero = all(not leaf.any() for leaf in by_path(engine.accumulated()).values())
+        self.counts.append((before, engine.microbatches, is_zero))
+        return metrics
+
+    def state(self) -> TrainStateNNX:
+        """Returns the state of the moment."""
+        return self._engine.state()
 
 
 class EagerEngine:
@@ -89,7 +132,7 @@ def program_of(path: str, words: list[str], *, rows: int, microbatches: int, tab
 
 def run_trial(
     path: str, words: list[str], *, rows: int, microbatches: int, not_compiled: bool, tables: Tables
-) -> dict[str, Course]:
+) -> Trial:
     """Returns what each side made of the trial.
 
     Args:
@@ -109,12 +152,15 @@ def run_trial(
     one = program_of(path, [*own, "engine.name=single"], rows=rows * microbatches, microbatches=1, tables=tables)
     single = program_of(path, [*own, "engine.name=single"], rows=rows, microbatches=microbatches, tables=tables)
     engine = many.make_engine()
+    if not isinstance(engine, SplitEngine):
+        raise UserError(f"engine.name=split is {type(engine).__name__} here, which takes no microbatches")
     courses = {
         "single step": follow(single, _started(single.make_engine()), batches),
-        "large batch": follow(one, _started(one.make_engine()), batches, gradients=gradients_of(one, batches[0])),
-        "engine": follow(many, _started(engine), batches),
-        "first step": follow(many, _started(engine), batches[:1]),
+        "large batch": follow(one, _started(one.make_engine()), batches),
+        "first step": follow(many, WatchedEngine(engine), batches[:1]),
     }
+    watched = WatchedEngine(engine)
+    courses["engine"] = follow(many, watched, batches)
     if not_compiled and many.mesh.size == 1:  # jax runs a `shard_map` over some axes of a mesh only when it is compiled
         courses["not compiled"] = follow(many, EagerEngine(many), batches[:1])
     metrics = courses["single step"].metrics
@@ -122,34 +168,21 @@ def run_trial(
     skipped = [number for number, row in enumerate(metrics) if row["skipped"]]
     if not clipped or not skipped:
         raise UserError(f"the trial proves nothing: {clipped} steps were clipped, {len(skipped)} were left out")
-    return courses
+    return Trial(courses, (watched.gradients, gradients_of(one, batches[0])), watched.counts)
 
 
-def follow(program: Program, engine: Any, batches: list[Arrays], gradients: Arrays | None = None) -> Course:
-    """Returns what an engine makes of batches, leaves `[m*b ...]`; `gradients` are those of the first, if known."""
-    spec, metrics, counts = program.batch_spec(), [], []
-    own: Arrays = gradients or {}
-    for number, rows in enumerate(batches):
-        cut = program.cut(rows)
-        batch = {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in cut.items()}
-        if isinstance(engine, SplitEngine):
-            for place in range(program.cut.microbatches):
-                engine.fwd_bwd({name: leaf[place] for name, leaf in batch.items()})
-            before = engine.microbatches
-            if number == 0:
-                parts, grads = jax.device_get(engine.accumulated())
-                own = {path: leaf / parts.targets for path, leaf in by_path(grads).items()}
-            values = engine.update()
-            is_zero = all(not leaf.any() for leaf in by_path(engine.accumulated()).values())
-            counts.append((before, engine.microbatches, is_zero))
-        else:
-            values = engine.step(batch)
+def follow(program: Program, engine: Any, batches: list[Arrays]) -> Course:
+    """Returns what an engine, or what stands in for one, makes of batches, leaves `[m*b ...]`."""
+    spec, metrics = program.batch_spec(), []
+    for rows in batches:
+        batch = {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in program.cut(rows).items()}
+        values = engine.step(batch)
         metrics.append({name: value.item() for name, value in jax.device_get(values).items()})
     arrays = by_path(nnx.state(engine.state()))
     for name in ("loss", "norm"):  # a variance loses its digits where the mean is large; the mean of squares keeps them
         square = f"guard/{name}_square/value"
         arrays[square] = arrays[square] + arrays[f"guard/{name}_mean/value"] ** 2
-    return Course(metrics, arrays, own, counts)
+    return Course(metrics, arrays)
 
 
 def gradients_of(program: Program, rows: Arrays) -> Arrays:
@@ -158,7 +191,11 @@ def gradients_of(program: Program, rows: Arrays) -> Arrays:
     collect: Callable[..., Any] = jax.jit(
         lambda state, rows: program.join(program.forward_backward(nnx.merge(graph, state), rows))
     )
-    parts, grads = jax.device_get(collect(state, rows))
+    return _gradients(collect(state, rows))
+
+
+def _gradients(sums: Sums) -> Arrays:
+    parts, grads = jax.device_get(sums)
     return {path: leaf / parts.targets for path, leaf in by_path(grads).items()}
 
 
@@ -200,7 +237,7 @@ def worst(got: Mapping[str, Any], want: Mapping[str, Any]) -> Worst:
 
 def _error(got: Any, want: Any) -> float:
     ours, theirs = (np.asarray(value, np.float64) for value in (got, want))
-    if ours.shape != theirs.shape or not np.isfinite(theirs).all():
+    if ours.shape != theirs.shape or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return float("inf")
     distance = float(np.abs(ours - theirs).max(initial=0))
     largest = float(np.abs(theirs).max(initial=0))

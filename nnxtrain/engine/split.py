@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,28 +12,9 @@ import numpy as np
 from jax.profiler import TraceAnnotation
 
 from nnxtrain.engine.base import Engine, Work, flat
+from nnxtrain.engine.microbatch import EngineUseError, Handle, difference, without_first
+from nnxtrain.state import TrainStateNNX
 from nnxtrain.types import Batch, Metrics, Sums
-
-
-class EngineUseError(RuntimeError):
-    """A call that this engine cannot follow, at this moment or with this microbatch."""
-
-
-class Handle(NamedTuple):
-    """A microbatch on its way.
-
-    Attributes:
-        number: of microbatches before it in the sums.
-        sums: on device, metric name → (sum, count) of this microbatch alone.
-    """
-
-    number: int
-    sums: dict[str, tuple[jax.Array, jax.Array]]
-
-    def metrics(self) -> dict[str, float]:
-        """Waits for the microbatch; returns its metrics, each sum divided by its count."""
-        fetched = jax.device_get(self.sums)
-        return {name: float(total) / max(float(count), 1.0) for name, (total, count) in fetched.items()}
 
 
 class SplitEngine(Engine):
@@ -56,7 +37,7 @@ class SplitEngine(Engine):
 
     def prepare(self, batch: Batch) -> None:
         """Learns what batches will be like: shapes, types and shardings, leaves `[m b ...]`."""
-        self._microbatch = {name: _without_first(leaf) for name, leaf in batch.items()}
+        self._microbatch = {name: without_first(leaf) for name, leaf in batch.items()}
         sums = self._work.abstract_sums(self._microbatch)
         self._sums_shapes, self._sums_tree = jax.tree.flatten(sums)
         self._sums_shardings = [leaf.sharding for leaf in self._sums_shapes]
@@ -97,18 +78,18 @@ class SplitEngine(Engine):
 
     def initialise(self) -> None:
         """Draws the initial state, on the devices where it belongs; nothing is accumulated."""
+        self._begin()
         super().initialise()
-        self._sums, self.microbatches = self._zeros(), 0
 
-    def load(self, state: Any) -> None:
+    def load(self, state: TrainStateNNX) -> None:
         """Takes a state that was restored; what was accumulated is dropped."""
+        self._begin()
         super().load(state)
-        self._sums, self.microbatches = self._zeros(), 0
 
     def drop(self) -> None:
         """Frees the state and what was accumulated."""
         super().drop()
-        self._sums, self.microbatches = [], 0
+        self._sums, self.microbatches, self._metrics = [], 0, None
         self._flight.clear()
 
     def close(self) -> None:
@@ -124,8 +105,11 @@ class SplitEngine(Engine):
             EngineUseError: the engine has no state, or the microbatch is not of the shapes that it was compiled for.
         """
         self._check_alive()
-        if problem := _difference(microbatch, self._microbatch):
+        if problem := difference(microbatch, self._microbatch):
             raise EngineUseError(f"fwd_bwd: {problem}; an engine is compiled for one shape of microbatch")
+        return self._add(microbatch)
+
+    def _add(self, microbatch: Batch) -> Handle:
         number = self.microbatches
         with TraceAnnotation(f"fwd_bwd_microstep_{number}"):
             self._sums, own = self._compiled["fwd_bwd"](self._leaves, self._sums, microbatch)
@@ -135,7 +119,7 @@ class SplitEngine(Engine):
     def update(self) -> Metrics:
         """Moves the state by the sums of the microbatches since the last update; returns metrics while it still runs.
 
-        Waits if more than `engine.max_inflight` updates would be under way.
+        Waits first, so that no more than `engine.max_inflight` updates are under way.
 
         Raises:
             EngineUseError: the engine has no state, or no microbatch came since the last update.
@@ -143,20 +127,20 @@ class SplitEngine(Engine):
         self._check_alive()
         if not self.microbatches:
             raise EngineUseError("update: nothing is accumulated; call fwd_bwd for at least one microbatch first")
+        if len(self._flight) == self._work.max_inflight:
+            jax.block_until_ready(self._flight.popleft())
         with TraceAnnotation("engine_update"):
             self._leaves, self._sums, metrics = self._compiled["update"](self._leaves, self._sums)
         self.microbatches = 0
         self._metrics = metrics
         self._flight.append(metrics)
-        if len(self._flight) > self._work.max_inflight:
-            jax.block_until_ready(self._flight.popleft())
         return metrics
 
     def step(self, batch: Batch) -> Metrics:
         """Consumes a batch, leaves `[m b ...]`, one microbatch after another; returns metrics while it still runs."""
         with TraceAnnotation("engine_cycle"):
             for microbatch in self._cut(batch):
-                self.fwd_bwd(microbatch)
+                self._add(microbatch)
             return self.update()
 
     def accumulated(self) -> Sums:
@@ -168,8 +152,9 @@ class SplitEngine(Engine):
         """Waits for the last update; returns its metrics as python numbers.
 
         Raises:
-            EngineUseError: there was no update.
+            EngineUseError: there was no update of this state.
         """
+        self._check_alive()
         if self._metrics is None:
             raise EngineUseError("metrics: there was no update yet")
         return {name: value.item() for name, value in jax.device_get(self._metrics).items()}
@@ -193,12 +178,19 @@ class SplitEngine(Engine):
         Raises:
             CheckpointError: what `folder` holds cannot be read, or is of another state; lists what differs.
         """
+        self._check_open()
         counter = jax.ShapeDtypeStruct((), np.int32, sharding=self._whole_everywhere)
         shapes = [*self._shapes, *self._sums_shapes, counter]
         arrays = list(self._work.read(folder, dict(zip(self._names(), shapes, strict=True))).values())
+        self.drop()
         self._leaves, self._sums = arrays[: len(self._shapes)], arrays[len(self._shapes) : -1]
         self.microbatches = int(arrays[-1])
-        self._flight.clear()
+
+    def _begin(self) -> None:
+        """Forgets the state before, if there was one, and makes room for sums."""
+        self._check_open()
+        self.drop()
+        self._sums = self._zeros()
 
     def _joined(self, sums: list[jax.Array]) -> Sums:
         return self._work.join(jax.tree.unflatten(self._sums_tree, sums))
@@ -210,31 +202,19 @@ class SplitEngine(Engine):
         return [*_paths("state", states), *_paths("sums", sums), "microbatches"]
 
     def _check_alive(self) -> None:
-        if self._is_closed:
-            raise EngineUseError("the engine was closed; make a new one")
+        self._check_open()
         if not self._leaves:
             raise EngineUseError("the engine has no state; call initialise, load or restore first")
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineUseError("the engine was closed; make a new one")
+        if not self._compiled:
+            raise EngineUseError("the engine is not compiled; call compile first")
 
 
 def _zeros(arrays: list[Any]) -> list[jax.Array]:
     return [jnp.zeros(leaf.shape, leaf.dtype) for leaf in arrays]
-
-
-def _without_first(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the spec of one microbatch of a leaf `[m b ...]`."""
-    place = leaf.sharding.update(spec=jax.sharding.PartitionSpec(*leaf.sharding.spec[1:]))
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=place)
-
-
-def _difference(microbatch: Batch, wanted: dict[str, jax.ShapeDtypeStruct]) -> str | None:
-    """Returns how a microbatch differs from what was compiled for, or None."""
-    if microbatch.keys() != wanted.keys():
-        return f"the microbatch has {', '.join(sorted(microbatch))}; wanted are {', '.join(sorted(wanted))}"
-    for name, leaf in wanted.items():
-        if microbatch[name].shape != leaf.shape or microbatch[name].dtype != leaf.dtype:
-            found = f"{microbatch[name].dtype}{list(microbatch[name].shape)}"
-            return f"{name} is {found}, wanted {leaf.dtype}{list(leaf.shape)}"
-    return None
 
 
 def _paths(first: str, tree: Any) -> list[str]:

@@ -1,6 +1,8 @@
 """Two programs that a host drives are one step."""
 
 import functools
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from flax import nnx
 
 from nnxtrain.config.command import guarded
-from nnxtrain.engine.split import EngineUseError
+from nnxtrain.engine.microbatch import EngineUseError
 from nnxtrain.errors import CheckpointError
 from nnxtrain.profiling.trace import digest_of, trace_files
 from nnxtrain.run.compiles import CompileLog
@@ -119,9 +121,69 @@ def test_what_cannot_be_done_is_said(engine):
     engine.update()
     engine.fwd_bwd(microbatches[0])
     engine.close()  # with work in flight
-    for call in (engine.update, engine.accumulated, lambda: engine.fwd_bwd(microbatches[0])):
+    state = tiny_program(*WORDS).make_state()
+    calls = (engine.update, engine.accumulated, engine.metrics, engine.initialise, lambda: engine.load(state))
+    calls += (lambda: engine.fwd_bwd(microbatches[0]), lambda: engine.restore(Path("nowhere")))
+    for call in calls:
         with pytest.raises(EngineUseError, match="closed"):
             call()
+    with pytest.raises(EngineUseError, match="not compiled"):
+        tiny_program(*WORDS, "engine.name=split").new_engine().initialise()
+
+
+def test_a_microbatch_that_is_no_array_or_lies_elsewhere_is_refused():
+    """Jax would say it in terms of arguments that the caller never wrote."""
+    program = tiny_program(*WORDS, "mesh.fsdp=8", "engine.name=split", devices=8)
+    engine = program.make_engine()
+    engine.initialise()
+    microbatch = {name: leaf[0] for name, leaf in put(program, random_batch()).items()}
+    with pytest.raises(EngineUseError, match="inputs is a list"):
+        engine.fwd_bwd(microbatch | {"inputs": [[1]]})
+    with pytest.raises(EngineUseError, match="inputs lies on"):
+        engine.fwd_bwd(microbatch | {"inputs": jax.device_put(microbatch["inputs"], jax.devices()[0])})
+    assert engine.fwd_bwd(microbatch).number == 0
+
+
+def test_no_more_updates_are_under_way_than_was_asked_for(monkeypatch):
+    """A bound that is looked at after the start of an update admits one more."""
+    program = tiny_program(*WORDS, "engine.name=split", "engine.max_inflight=1")
+    engine = program.make_engine()
+    engine.initialise()
+    events, update, wait = [], engine._compiled["update"], jax.block_until_ready
+    engine._compiled = engine._compiled | {"update": lambda *args: (events.append("start"), update(*args))[1]}
+    monkeypatch.setattr(jax, "block_until_ready", lambda tree: (events.append("wait"), wait(tree))[1])
+    for seed in range(3):
+        engine.step(put(program, random_batch(seed=seed)))
+    assert events == ["start", "wait", "start", "wait", "start"]
+
+
+def python_calls(*words: str) -> int:
+    """Returns how many functions python calls for a step, once it runs as it will go on."""
+    program = tiny_program("model.embed=8", "model.heads=2", "model.mlp=8", "model.scan_layers=false", *words)
+    engine = program.make_engine()
+    engine.initialise()
+    batch, calls = put(program, random_batch(accum_steps=program.cut.microbatches)), 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    for _ in range(3):
+        engine.step(batch)
+    sys.setprofile(count)
+    try:
+        engine.step(batch)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["single", "split"])
+def test_python_does_the_same_work_for_a_step_however_deep_the_model_is(name):
+    """A walk over the modules in each step grows with every layer (B49)."""
+    own = (f"engine.name={name}", "batch.accum_steps=2")
+    shallow, deep = (python_calls(*own, f"model.layers={layers}") for layers in (1, 4))
+    assert 0 < deep == shallow
 
 
 def test_an_accumulation_window_goes_on_where_it_was_saved(engine, tmp_path):

@@ -1,9 +1,11 @@
 """The tool that compares both engines finds an engine that is wrong, and says what the right one costs."""
 
 import json
+import math
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 from nnxtrain.config.command import guarded
@@ -12,6 +14,7 @@ from nnxtrain.tables import BUILT_IN
 from nnxtrain.types import Sums
 from tests.support import TINY
 from tools.compare_training_engine import main
+from tools.engine_trial import worst
 
 SMALL = ("model.layers=1", "model.embed=32", "batch.sequence=16", "mesh.data=1", "batch.accum_steps=4")
 
@@ -107,9 +110,23 @@ def test_the_engine_is_equal_on_eight_devices():
     assert guarded(main, [str(TINY), "mesh.fsdp=8", "n_iterations=3"]) == 0
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 2.0])
+def test_the_worst_leaf_is_found_wherever_it_is(broken):
+    """A NaN compares as smaller than nothing and larger than nothing: a maximum passes over it."""
+    good = {"a": np.ones(3), "b": np.ones(3), "c": np.ones(3)}
+    for path in good:
+        bad = good | {path: np.array([1.0, broken, 1.0])}
+        assert worst(bad, good).path == path
+        assert worst(bad, good).error >= 1
+        assert worst(good, bad).error > 0.4
+    assert worst(good, good).error == 0
+    assert worst(good, {"a": good["a"]}).error == math.inf
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
+        (("profile=true", f"profile_dir={TINY}"), "is a file"),
         (("suite=speed",), "suite=speed is not one of"),
         (("m_steps=0",), "m_steps=0"),
         (("types=float32,float16",), "'float16' is not one of"),
