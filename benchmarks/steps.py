@@ -28,6 +28,7 @@ from benchmarks import floor  # noqa: E402
 from benchmarks.dispatch import layer_counts, measure_dispatch, print_dispatch  # noqa: E402
 from benchmarks.figures import shown, spread, write_report  # noqa: E402
 from nnxtrain.build import Program, make_program, open_data  # noqa: E402
+from nnxtrain.compile.report import memory_of as compiled_memory  # noqa: E402
 from nnxtrain.compile.show import print_table  # noqa: E402
 from nnxtrain.config.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
@@ -223,10 +224,8 @@ def floor_side(config: Config, weights: floor.Weights) -> Side:
 
 def memory_of(side: Side) -> dict[str, int]:
     """Returns bytes of the state and of what a step needs beside it, and the most that are held at once."""
-    stats = side.memory
-    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    temporary = stats.temp_size_in_bytes
-    return {"argument_bytes": stats.argument_size_in_bytes, "temp_bytes": temporary, "peak_bytes": held + temporary}
+    found = compiled_memory(side.memory, resident=0)
+    return {"argument_bytes": found.arguments, "temp_bytes": found.temporaries, "peak_bytes": found.peak}
 
 
 def print_steps(title: str, figures: dict[str, Any]) -> None:

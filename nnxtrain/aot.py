@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.config.command import answer_about_keys, leave_on_signals, load_config, make_parser, parse, run, traced
@@ -53,17 +54,14 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
 
 def report_on(config: Config, tables: "Tables") -> int:
     """Compiles, prints the report, writes it where `aot.report` says; returns the exit code."""
-    import json
-    from pathlib import Path
-
     from nnxtrain.ahead import compile_ahead
     from nnxtrain.compile.show import show
-    from nnxtrain.run.directory import write_whole
+    from nnxtrain.run.directory import write_json
 
     report = compile_ahead(config, tables, say=lambda line: print(line, flush=True))
     show(report)
     if config.aot.report:
-        write_whole(Path(config.aot.report), json.dumps(report.as_json(), indent=2) + "\n")
+        write_json(Path(config.aot.report).expanduser(), report.as_json())
     return DOES_NOT_FIT if report.fits is False else 0
 
 
@@ -71,9 +69,13 @@ def prepare(config: Config) -> None:
     """Chooses the platform before jax looks at the machine, which takes it a minute where libtpu finds no TPU.
 
     Raises:
-        ConfigError: there is no topology, or no compiler for it.
+        ConfigError: there is no topology, or no compiler for it; or a file is named where a folder is.
     """
     topology = config.aot.topology
+    for key, is_wrong in (("report", Path.is_dir), ("save", Path.is_dir), ("dump_hlo", Path.is_file)):
+        path = getattr(config.aot, key)
+        if path is not None and is_wrong(Path(path).expanduser()):
+            raise ConfigError(f"aot.{key}={path} is a {'file' if key == 'dump_hlo' else 'folder'}")
     if topology is None:
         raise ConfigError("aot.topology is missing, such as v5e:4x4, or cpu:8; see --help")
     family, _, count = topology.partition(":")

@@ -5,6 +5,8 @@ import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,14 @@ from flax import nnx
 from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import Wanted
 from nnxtrain.compile.chips import peak_flops
-from nnxtrain.compile.executable import Executables, read_executables
+from nnxtrain.compile.executable import COMPILED_FROM, Executables, read_executables
 from nnxtrain.config.debug import DebugConfig
 from nnxtrain.config.load import as_mapping
 from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches, eval_batches
 from nnxtrain.data.sources import RowSpec, make_tokenizer
-from nnxtrain.engine.base import Engine
+from nnxtrain.engine.base import Engine, hash_of
 from nnxtrain.errors import ConfigError
 from nnxtrain.evaluation import Evaluation, evaluate
 from nnxtrain.lookup import lookup
@@ -38,7 +40,7 @@ from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.run.directory import environment
 from nnxtrain.sharding.audit import check_replication
 from nnxtrain.sharding.layout import MeshLayout
-from nnxtrain.sharding.mesh import make_mesh
+from nnxtrain.sharding.mesh import here, make_mesh
 from nnxtrain.sharding.rows import own_rows, put_rows, rows_sharding
 from nnxtrain.sharding.spread import copies_of, keep_apart, spread_microbatches, spread_rows
 from nnxtrain.state import TrainStateNNX
@@ -61,10 +63,6 @@ from nnxtrain.types import (
     TrainStep,
     Update,
 )
-
-# keys, and beginnings of keys, that the programs of a step depend on
-SECTIONS = ("seed", "steps", "model.", "batch.", "loss.", "optimizer.", "schedule.", "mesh.", "remat.", "engine.")
-COMPILED_FROM = (*SECTIONS, "debug.on_nonfinite", "debug.nonfinite_limit", "debug.spike_")
 
 
 @dataclass(frozen=True)
@@ -90,24 +88,22 @@ class Program:
 
     def batch_spec(self) -> Batch:
         """Returns shapes, types and shardings of a batch, leaves `[m b ...]`."""
-        tokens = (*self.cut, self.config.batch.sequence)
-        names = ("inputs", "targets", "positions", "segment_ids")
-        leaves: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(names, (tokens, jnp.int32))
-        leaves |= {"mask": (tokens, jnp.bool_), "rows": (tuple(self.cut), jnp.int32)}
-        return {
-            name: jax.ShapeDtypeStruct(*leaf, sharding=rows_sharding(self.layout, row_axis=1, tokens=name != "rows"))
-            for name, leaf in leaves.items()
-        }
+        return self._spec(*self.cut)
 
     def eval_spec(self) -> Batch:
         """Returns shapes, types and shardings of a batch to evaluate, leaves `[b ...]`."""
-        rows = self.config.eval_rows
+        return self._spec(self.config.eval_rows)
 
-        def spec(name: str, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            sharding = rows_sharding(self.layout, row_axis=0, tokens=name != "rows")
-            return jax.ShapeDtypeStruct((rows, *leaf.shape[2:]), leaf.dtype, sharding=sharding)
+    def _spec(self, *rows: int) -> Batch:
+        tokens, row_axis = (*rows, self.config.batch.sequence), len(rows) - 1
+        names = ("inputs", "targets", "positions", "segment_ids")
+        leaves: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(names, (tokens, jnp.int32))
+        leaves |= {"mask": (tokens, jnp.bool_), "rows": (rows, jnp.int32)}
 
-        return {name: spec(name, leaf) for name, leaf in self.batch_spec().items()}
+        def sharding(name: str) -> jax.sharding.NamedSharding:
+            return rows_sharding(self.layout, row_axis=row_axis, tokens=name != "rows")
+
+        return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding(name)) for name, leaf in leaves.items()}
 
     def abstract_state(self) -> TrainStateNNX:
         """Returns the state as modules of shapes, types and shardings."""
@@ -141,20 +137,27 @@ class Program:
     def make_engine(self) -> Engine:
         """Compiles the step, or takes it from `aot.load`; `initialise` or `load` then gives the engine its state."""
         engine = self.new_engine()
-        if (found := self.saved()) is None:
+        if self.saved is None:
             engine.compile(self.batch_spec())
         else:
-            engine.use(found.load(list(self.mesh.devices.flat)), self.batch_spec(), hlo_hash=found.hlo_hash)
+            engine.use(self.saved.programs, self.batch_spec(), hlo_hash=self.saved.hlo_hash)
         return engine
 
+    @functools.cached_property
     def saved(self) -> Executables | None:
-        """Returns the programs of `aot.load`, if it names any.
+        """The programs of `aot.load`, if it names any; the step is lowered, not compiled, to see that they are its own.
 
         Raises:
             ConfigError: they are not there, or are those of another configuration or machine.
         """
-        file = self.config.aot.load
-        return None if file is None else read_executables(Path(file).expanduser(), marks=marks_of(self), key="aot.load")
+        if self.config.aot.load is None:
+            return None
+        file, devices = Path(self.config.aot.load).expanduser(), list(self.mesh.devices.flat)
+        found = read_executables(file, marks=marks_of(self), devices=devices, key="aot.load")
+        steps = self.new_engine().trace(self.batch_spec())
+        if hash_of({name: traced.lower() for name, traced in steps}) != found.hlo_hash:
+            raise ConfigError(f"aot.load={file} holds another step than this configuration makes; compile it again")
+        return found
 
     def new_engine(self) -> Engine:
         """Returns the engine that `engine.name` names; it has compiled nothing yet.
@@ -185,7 +188,7 @@ def make_program(
     Raises:
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
     """
-    mesh = make_mesh(config.mesh, devices or _devices(config.debug.platform))
+    mesh = make_mesh(config.mesh, devices or here(config.debug.platform))
     for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
     layout = MeshLayout(mesh, config.mesh.rules)
@@ -255,11 +258,18 @@ def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: f
 
 
 def marks_of(program: Program) -> dict[str, str]:
-    """Returns by name all that the programs of a step are compiled from."""
-    device, software = program.mesh.devices.flat[0], environment()
+    """Returns by name what the programs of a step are compiled from, as far as it has a name."""
+    devices = program.mesh.devices.flat
     keys = {name: str(value) for name, value in as_mapping(program.config).items() if name.startswith(COMPILED_FROM)}
-    machine = {"device_kind": device.device_kind, "devices": str(program.mesh.size), "commit": str(software["commit"])}
-    return keys | machine | software["versions"] | {"LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", "")}
+    machine = {
+        "device_kind": devices[0].device_kind,
+        "devices": str(program.mesh.size),
+        "processes": str(len({device.process_index for device in devices})),
+        "XLA_FLAGS": " ".join(word for word in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in word),
+        "libtpu": version("libtpu") if find_spec("libtpu") else "",
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
+    return keys | machine | environment()["versions"]
 
 
 def on_one_device(config: Config) -> Config:
@@ -382,14 +392,6 @@ def bind_to(model: nnx.Module) -> Bind:
         return lambda *args: compiled(weights, *args)
 
     return bind
-
-
-def _devices(platform: str) -> list[jax.Device]:
-    try:
-        return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # jax asserts that a GPU plugin is there
-        reason = str(error).splitlines()[0] if str(error) else "no such device is here"
-        raise ConfigError(f"debug.platform={platform}: {reason}") from error
 
 
 def _compute_type(name: str, platform: str) -> jnp.dtype:

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 from nnxtrain.axes import BATCH, SEQUENCE
 from nnxtrain.build import Program, make_program, on_one_device
+from nnxtrain.compile.show import bytes_text
 from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
@@ -44,9 +45,12 @@ def dry_run(config: Config, tables: Tables) -> int:
         ("tokens per step", f"{tokens:,} ({config.batch.global_size} rows of {config.batch.sequence})"),
         ("tokens of the run", f"{tokens * config.steps:,} in {config.steps:,} steps"),
         ("FLOPs per token", f"{work:.4g} ({work * tokens:.4g} a step)"),
-        ("state per device", f"{_bytes(weights + moments)}: weights {_bytes(weights)}, optimizer {_bytes(moments)}"),
-        ("gradients per device", _bytes(gradients)),
-        ("batch per device", _bytes(batch / pieces)),
+        (
+            "state per device",
+            f"{bytes_text(weights + moments)}: weights {bytes_text(weights)}, optimizer {bytes_text(moments)}",
+        ),
+        ("gradients per device", bytes_text(gradients)),
+        ("batch per device", bytes_text(batch / pieces)),
         ("profile windows", windows),
     ):
         print(f"{name:22}{text}")
@@ -82,10 +86,3 @@ def _short(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.2f} {unit}"
     return str(count)
-
-
-def _bytes(count: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f} B"

@@ -65,7 +65,7 @@ def _execute(config: Config, folder: Path, cluster: Cluster, *, began: float, ta
     package.setLevel(logging.INFO)
     try:
         program = make_program(config, tables=tables)
-        program.saved()  # refuses what aot.load names before anything is written
+        _ = program.saved  # refuses what aot.load names before anything is written
         use_compilation_cache(config)
         data = open_data(program)
         with cluster.folder(folder) as own, locked(own):

@@ -10,11 +10,11 @@ from typing import Any
 from nnxtrain.ahead import compile_ahead
 from nnxtrain.compile.report import Report
 from nnxtrain.compile.show import show_cells
-from nnxtrain.config.load import load
+from nnxtrain.config.load import as_mapping, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError, UserError
 from nnxtrain.run.console import duration
-from nnxtrain.run.directory import write_whole
+from nnxtrain.run.directory import environment, write_json
 from nnxtrain.tables import Tables
 
 NONE_FITS = 3
@@ -32,13 +32,15 @@ def sweep(config: Config, path: str, words: Sequence[str], tables: Tables) -> in
         words: that won over the file.
         tables: what names are looked up in.
     """
-    file = Path(config.aot.report) if config.aot.report else None
+    file = Path(config.aot.report).expanduser() if config.aot.report else None
     base = [word for word in words if not word.startswith(("aot.sweep=", "aot.report="))]
-    known = _read(file, [path, *base]) if file else {}
+    whole = {name: value for name, value in as_mapping(config).items() if name not in ("aot.sweep", "aot.report")}
+    made_of = {"config": whole, "versions": environment()["versions"]}
+    known = _read(file, made_of) if file else {}
     grid = [" ".join(cell) for cell in cells_of(str(config.aot.sweep))]
     began, new = time.monotonic(), 0
     for number, cell in enumerate(grid):
-        if cell in known:
+        if "compile_s" in known.get(cell, {}):  # what could not be tried is tried again
             continue
         left = (time.monotonic() - began) / new * (len(grid) - number) if new else None
         told = f", about {duration(left)} left" if left is not None else ""
@@ -46,8 +48,10 @@ def sweep(config: Config, path: str, words: Sequence[str], tables: Tables) -> in
         known[cell] = _cell(path, [*base, *cell.split()], tables)
         new += 1
         if file:
-            write_whole(file, json.dumps({"words": [path, *base], "cells": known}, indent=2) + "\n")
+            write_json(file, made_of | {"cells": known})
     found = {cell: known[cell] for cell in sorted(grid, key=lambda cell: _rank(known[cell]))}
+    if not any("compile_s" in cell for cell in found.values()):
+        raise ConfigError(f"aot.sweep={config.aot.sweep}: no cell is possible; {known[grid[0]]['problem']}")
     show_cells(found)
     best, figures = next(iter(found.items()))
     if figures["fits"] is False:
@@ -74,14 +78,12 @@ def _cell(path: str, words: list[str], tables: Tables) -> dict[str, Any]:
 
 
 def _figures(report: Report) -> dict[str, Any]:
-    step = report.programs[:-1]  # the last one evaluates
-    lines = [program.roofline for program in step if program.roofline]
     problem = next((program.problem for program in report.programs if program.problem), None)
     return {
         "fits": report.fits,
         "peak_bytes": report.peak_bytes,
-        "step_s": sum(line.step_s for line in lines) if lines else None,
-        "mfu_ceiling": min(line.mfu_ceiling for line in lines) if lines else None,
+        "step_s": report.step_s,
+        "mfu_ceiling": report.mfu_ceiling,
         "compile_s": sum(program.lower_s + (program.compile_s or 0) for program in report.programs),
         "problem": problem,
     }
@@ -93,19 +95,19 @@ def _rank(cell: dict[str, Any]) -> tuple[bool, float, float]:
     return cell["fits"] is False, cell.get("step_s") or missing, cell.get("peak_bytes") or missing
 
 
-def _read(file: Path, words: list[str]) -> dict[str, dict[str, Any]]:
+def _read(file: Path, made_of: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the cells that a report holds.
 
     Raises:
-        ConfigError: the file holds something else, or the cells of other words.
+        ConfigError: the file holds something else, or cells of another configuration or other versions.
     """
     if not file.exists():
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        cells, others = found["cells"], found["words"]
+        cells, others = found.pop("cells"), found
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"aot.report={file} is there and holds no grid; choose another file") from error
-    if others != words:
-        raise ConfigError(f"aot.report={file} holds the grid of {' '.join(others)}; choose another file")
+    if others != made_of:
+        raise ConfigError(f"aot.report={file} holds the grid of another configuration; choose another file")
     return cells

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,13 +12,16 @@ import pytest
 from flax import nnx
 
 from nnxtrain import aot
-from nnxtrain.ahead import compile_ahead, programs_of
+from nnxtrain.ahead import BY_WEIGHT, compile_ahead, suggestions
 from nnxtrain.build import make_program
+from nnxtrain.compile.report import Roofline
 from nnxtrain.config.command import guarded
 from nnxtrain.config.load import load
+from nnxtrain.models.remat import REMAT_POLICIES
 from nnxtrain.tables import BUILT_IN
 from nnxtrain.train import main as train
 from tests.support import ROOT, TINY, rows_of, tiny
+from tests.tools.test_remat_table import KEPT
 
 SMALL = ("model.layers=1", "model.embed=32", "batch.sequence=16")
 tpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install 'nnxtrain[tpu]'")
@@ -59,17 +63,18 @@ def test_a_report_is_complete(tmp_path, capsys):
     assert {path.name for path in (tmp_path / "hlo").iterdir()} == forms
 
 
-def test_what_is_compiled_is_what_trains(tmp_path):
+@pytest.mark.parametrize("engine", ["single", "split"])
+def test_what_is_compiled_is_what_trains(engine, tmp_path):
     """A report of another program is worth nothing."""
     report = tmp_path / "report.json"
-    words = (*SMALL, "mesh.fsdp=8", "eval.global_size=8")
+    words = (*SMALL, "mesh.fsdp=8", "eval.global_size=8", f"engine.name={engine}")
     aot_words = ("aot.topology=cpu:8", "aot.lower_only=true", f"aot.report={report}")
     assert guarded(aot.main, [str(TINY), *words, *aot_words]) == 0
     assert guarded(train, [str(TINY), *words, "steps=2", f"output_dir={tmp_path}"]) == 0
     trained = json.loads((tmp_path / "tiny" / "summary.json").read_text())
-    assert trained["hlo_hash"] != json.loads(report.read_text())["programs"][0]["hlo_hash"], "steps are in the program"
+    assert trained["hlo_hash"] != json.loads(report.read_text())["hlo_hash"], "steps are in the program"
     assert guarded(aot.main, [str(TINY), *words, *aot_words, "steps=2"]) == 0
-    assert trained["hlo_hash"] == json.loads(report.read_text())["programs"][0]["hlo_hash"]
+    assert trained["hlo_hash"] == json.loads(report.read_text())["hlo_hash"]
 
 
 @pytest.mark.parametrize("preset", ["llama2-7b", "llama3-8b", "gpt2-124m-like"])
@@ -78,11 +83,10 @@ def test_the_formula_counts_the_products_of_the_program(preset):
     words = ("data.source=synthetic", "model.layers=2", "model.attention=dot_product", "aot.topology=cpu:1")
     sizes = ("batch.global_size=1", "batch.sequence=256", "eval.global_size=1", "aot.lower_only=true", "mesh.data=1")
     config = load(ROOT / "configs" / f"{preset}.yml", [*words, *sizes])
-    program = make_program(config, devices=jax.devices()[:1])
     report = compile_ahead(config, BUILT_IN, say=lambda line: None)
     forward = report.programs[-1].product_flops
     scores = 4 * 256 * 256 * config.model.heads * config.model.head_dim * config.model.layers
-    assert report.programs[-1].name == [name for name, _ in programs_of(program)][-1] == "eval_step"
+    assert report.programs[-1].name == "eval_step"
     assert report.model_flops == pytest.approx(3 * (forward - scores / 2), rel=1e-6)
 
 
@@ -105,10 +109,49 @@ def test_a_suggestion_fits():
     assert report_of(*words, accumulation, topology="cpu:2").fits
 
 
+def test_programs_of_a_step_are_counted_as_often_as_they_run():
+    """Moments stay while a microbatch runs; a step is all of its microbatches, and the update of them."""
+    words = ("batch.global_size=16", "batch.accum_steps=4", "mesh.data=1", "eval.global_size=4")
+    single, split = (report_of(*words, f"engine.name={name}", topology="cpu:1") for name in ("single", "split"))
+    assert [(one.name, one.executions) for one in split.programs] == [("fwd_bwd", 4), ("update", 1), ("eval_step", 0)]
+    work = sum(one.executions * one.product_flops for one in split.programs)
+    assert work == pytest.approx(single.programs[0].product_flops, rel=1e-6)
+    for one in (*split.programs, *single.programs):
+        assert one.memory.peak >= single.state_bytes + one.memory.temporaries
+    assert split.programs[0].memory.arguments < single.state_bytes < split.programs[0].memory.peak
+    for report in (single, split):
+        report.peak_flops = 1e12
+        for one in report.programs:
+            one.roofline = Roofline(one.product_flops / 1e12, 0.0, 0.0, "compute", one.product_flops / 1e12)
+    assert split.step_s == pytest.approx(single.step_s, rel=1e-6)
+    assert split.mfu_ceiling == pytest.approx(single.mfu_ceiling, rel=1e-6)
+    assert 0.5 < single.mfu_ceiling <= 1
+
+
+def test_a_lighter_policy_is_suggested():
+    """Order and list are those of what a policy keeps; one that is not known is not answered with the heaviest."""
+    kept = {policy: KEPT.get(policy, math.inf) for policy in BY_WEIGHT}
+    assert sorted(BY_WEIGHT, key=lambda policy: kept[policy]) == list(BY_WEIGHT)
+    there = {*REMAT_POLICIES, "none"}
+    assert there - set(BY_WEIGHT) == {policy for policy in there if policy.endswith("_offload")}
+    words = ("mesh.fsdp=2", "batch.global_size=64", "aot.hbm_gib=0.01", "aot.lower_only=true")
+    for policy, lighter in (("projections", "mlp"), ("qkv", "attention"), ("full", None)):
+        config = tiny(*words, "aot.topology=cpu:2", f"remat.policy={policy}")
+        report = compile_ahead(config, BUILT_IN, say=lambda line: None)
+        first = suggestions(config, report)[0]
+        assert first == f"remat.policy={lighter}" if lighter else not first.startswith("remat")
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
         ((), "aot.topology is missing"),
+        (("aot.topology=cpu:2", "aot.sweep= "), "names no KEY=VALUE,VALUE"),
+        (("aot.topology=cpu:2", "aot.sweep=nonsense.key=1,2"), "no cell is possible"),
+        (("aot.topology=cpu:2", "aot.save=x", "aot.lower_only=true"), "aot.lower_only=true compiles nothing"),
+        (("aot.topology=cpu:2", "aot.save=x", "aot.sweep=seed=1,2"), "aot.sweep compiles many steps"),
+        (("aot.topology=cpu:2", f"aot.report={ROOT}"), "is a folder"),
+        (("aot.topology=cpu:2", f"aot.dump_hlo={TINY}"), "is a file"),
         (("aot.topology=v5:4x4",), "did you mean v5"),
         (("aot.topology=cpu:many",), "is not one of"),
         (("aot.topology=cpu:4", "mesh.fsdp=8"), "a multiple of 8 devices and 4 cpu devices are here"),
@@ -144,11 +187,11 @@ def test_a_grid_is_one_table_and_goes_on_from_its_report(tmp_path, capsys):
     del cells["batch.accum_steps=1 remat.policy=full"]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"cells": cells}))
     assert guarded(aot.main, words) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "/6  " in line] == [
-        "2/6  batch.accum_steps=1 remat.policy=full"
-    ]
+    tried = [line.split(", about")[0] for line in capsys.readouterr().out.splitlines() if "/6  " in line]
+    impossible = ["5/6  batch.accum_steps=3 remat.policy=none", "6/6  batch.accum_steps=3 remat.policy=full"]
+    assert tried == ["2/6  batch.accum_steps=1 remat.policy=full", *impossible]
     assert guarded(aot.main, [*words, "model.layers=2"]) == 2
-    assert "choose another file" in capsys.readouterr().err
+    assert "another configuration; choose another file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("engine", ["single", "split"])
@@ -170,9 +213,26 @@ def test_a_saved_program_trains_and_is_refused_where_anything_differs(engine, tm
     assert "optimizer.learning_rate=0.001, and here it is 0.002" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
     (tmp_path / "torn").write_bytes(file.read_bytes()[:100])
-    for name in ("torn", "nothing"):
+    (tmp_path / "noise").write_bytes(b"\x80\xff")
+    for name in ("torn", "noise", "nothing"):
         assert guarded(train, [*words, "run_name=other", f"aot.load={tmp_path / name}"]) == 2
         assert "no compiled programs are there" in capsys.readouterr().err
+
+
+def test_a_saved_program_of_another_source_is_refused(tmp_path, capsys):
+    """Another corpus may bring another tokenizer, which no key of the step names."""
+    file, corpus = tmp_path / "step.aot", tmp_path / "a.txt"
+    corpus.write_text("text " * 400)
+    words = [str(TINY), *SMALL, "model.vocab=512", "mesh.data=1"]
+    own = (f"aot.save={file}", "aot.compiler_options=xla_cpu_enable_fast_math=true")
+    assert guarded(aot.main, [*words, "aot.topology=cpu:1", *own]) == 0
+    words += [f"output_dir={tmp_path}", f"aot.load={file}"]
+    assert guarded(train, words) == 2
+    assert "aot.compiler_options" in capsys.readouterr().err
+    words += [own[1], "data.source=text", f"data.path={corpus}", f"data.cache_dir={tmp_path}"]
+    assert guarded(train, words) == 2
+    assert "holds another step" in capsys.readouterr().err
+    assert not (tmp_path / "tiny").exists()
 
 
 def in_a_process(*words: str, timeout: int = 600):

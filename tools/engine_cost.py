@@ -11,6 +11,7 @@ from jax.profiler import ProfileOptions
 
 from benchmarks.figures import spread
 from nnxtrain.build import Program
+from nnxtrain.compile.report import memory_of
 from nnxtrain.engine.base import Engine
 from nnxtrain.profiling.trace import Digest, digest_of, trace_files
 from nnxtrain.sharding.audit import bytes_per_device
@@ -77,14 +78,9 @@ def _figures(side: Side, taken: list[tuple[float, float]]) -> dict[str, Any]:
 
 def peak_bytes(side: Side) -> int:
     """Returns the most bytes that a device holds: the state, what is accumulated, what a program needs beside it."""
-    state = bytes_per_device(nnx.state(side.program.abstract_state()))
-    spec = side.program.batch_spec()
-    batch = bytes_per_device(spec)
-    needs = [
-        stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-        for stats in side.engine.memory().values()
-    ]
-    return state + side.engine.resident_bytes() + batch + max(needs)
+    resident = bytes_per_device((nnx.state(side.program.abstract_state()), side.program.batch_spec()))
+    resident += side.engine.resident_bytes()
+    return max(memory_of(stats, resident=resident).peak for stats in side.engine.memory().values())
 
 
 def trace(sides: dict[str, Side], iterations: int, folder: Path) -> Digest:

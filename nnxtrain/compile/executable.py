@@ -1,4 +1,4 @@
-"""Compiled programs in a file, with what they were compiled from: they run nowhere else."""
+"""Compiled programs as bytes, with what they were compiled from: they run nowhere else."""
 
 import pickle
 from collections.abc import Mapping
@@ -10,62 +10,66 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 from nnxtrain.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
+
+# keys of the configuration, and beginnings of keys, that the programs of a step depend on
+SECTIONS = ("seed", "steps", "model.", "batch.", "loss.", "optimizer.", "schedule.", "mesh.", "remat.", "engine.")
+COMPILED_FROM = (*SECTIONS, "debug.on_nonfinite", "debug.nonfinite_limit", "debug.spike_", "aot.compiler_options")
 
 
 class Executables(NamedTuple):
-    """Programs as they lie in a file: name → what jax makes of one, and the hash of all as they were lowered."""
+    """Programs by name, ready to run, and the hash of all of them as they were lowered."""
 
-    programs: Mapping[str, tuple[bytes, Any, Any]]
+    programs: Mapping[str, jax.stages.Compiled]
     hlo_hash: str
 
-    def load(self, devices: list[jax.Device]) -> dict[str, jax.stages.Compiled]:
-        """Returns them ready to run on `devices`."""
-        return {
-            name: deserialize_and_load(payload, in_tree, out_tree, execution_devices=devices)
-            for name, (payload, in_tree, out_tree) in self.programs.items()
-        }
 
-
-def write_executables(
-    file: Path, compiled: Mapping[str, jax.stages.Compiled], *, hlo_hash: str, marks: Mapping[str, str]
-) -> None:
-    """Writes programs to `file`, whole or not at all.
+def packed(found: Executables, *, marks: Mapping[str, str]) -> bytes:
+    """Returns programs as bytes.
 
     Args:
-        file: to write; what was there is replaced.
-        compiled: programs by name.
-        hlo_hash: of all of them as they were lowered.
+        found: the programs.
         marks: name → value of all that they were compiled from.
     """
-    found = Executables({name: serialize(one) for name, one in compiled.items()}, hlo_hash)
-    whole = {"format": FORMAT, "marks": dict(marks), **found._asdict()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.part")
-    part.write_bytes(pickle.dumps(whole))
-    part.replace(file)
+    programs = {name: serialize(one) for name, one in found.programs.items()}
+    return pickle.dumps({"format": FORMAT, "marks": dict(marks), "hlo_hash": found.hlo_hash, "programs": programs})
 
 
-def read_executables(file: Path, *, marks: Mapping[str, str], key: str) -> Executables:
-    """Returns the programs that a file holds. It is a pickle: load only what you wrote.
+def read_executables(file: Path, *, marks: Mapping[str, str], devices: list[jax.Device], key: str) -> Executables:
+    """Returns the programs that a file holds as `packed` made bytes of them. It is a pickle: take only your own.
 
     Args:
-        file: that `write_executables` wrote.
-        marks: of the program that is wanted.
+        file: of the programs.
+        marks: of those that are wanted.
+        devices: to run on.
         key: of the configuration that named the file.
 
     Raises:
-        ConfigError: the file holds no programs, or those of something else; names the first thing that differs.
+        ConfigError: there are no programs, or those of something else; names the first thing that differs.
     """
+    what = f"{key}={file}"
     try:
-        whole = pickle.loads(file.read_bytes())
-        saved, programs, form, hashed = (whole[name] for name in ("marks", "programs", "format", "hlo_hash"))
-    except (OSError, pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise ConfigError(f"{key}={file}: no compiled programs are there: {error}") from error
+        found = pickle.loads(file.read_bytes())
+        form, saved, programs = found["format"], found["marks"], found["programs"]
+    except Exception as error:  # a pickle that is torn, or none, raises anything
+        raise ConfigError(f"{what}: no compiled programs are there: {_line(error)}") from error
     if form != FORMAT:
-        raise ConfigError(f"{key}={file} is of format {form}; this version reads {FORMAT}")
+        raise ConfigError(f"{what} is of format {form}; this version reads {FORMAT}")
     for name in [*marks, *(saved.keys() - marks.keys())]:
         if saved.get(name) != marks.get(name):
             there, here = saved.get(name), marks.get(name)
-            raise ConfigError(f"{key}={file} was compiled with {name}={there}, and here it is {here}; compile it again")
-    return Executables(programs, hashed)
+            raise ConfigError(f"{what} was compiled with {name}={there}, and here it is {here}; compile it again")
+    try:
+        loaded = {name: _loaded(one, devices) for name, one in programs.items()}
+        return Executables(loaded, found["hlo_hash"])
+    except Exception as error:  # so does one whose programs are torn
+        raise ConfigError(f"{what} cannot be loaded here: {_line(error)}; compile it again") from error
+
+
+def _loaded(one: tuple[bytes, Any, Any], devices: list[jax.Device]) -> jax.stages.Compiled:
+    payload, in_tree, out_tree = one
+    return deserialize_and_load(payload, in_tree, out_tree, execution_devices=devices)
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

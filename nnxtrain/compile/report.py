@@ -11,6 +11,7 @@ from nnxtrain.compile.chips import Chip
 from nnxtrain.compile.hlo import Total, collectives, totals
 
 GIB = 2**30
+DERIVED = ("fits", "peak_bytes", "free_bytes", "step_s", "mfu_ceiling")  # properties of a report that JSON has too
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Memory:
         aliased: arguments whose memory outputs take over.
         temporaries: what the program needs while it runs.
         code: of the program.
-        peak: arguments, outputs that are not aliased, temporaries and code together.
+        peak: arguments, or what stays on a device if that is more; outputs not aliased, temporaries and code.
     """
 
     arguments: int
@@ -43,23 +44,22 @@ class Roofline:
         memory_s: bytes that the program reads and writes, each loop's body once, at the bandwidth of the chip's memory.
         network_s: bytes that a device sends, at the bandwidth of its links, all of them busy.
         binds: compute, memory or network: the longest.
-        step_s: the longest; what overlaps costs nothing, what does not comes on top.
-        mfu_ceiling: share of the chip's peak that the formula's FLOPs of the model reach in `step_s`.
+        least_s: the longest; what overlaps costs nothing, what does not comes on top.
     """
 
     compute_s: float
     memory_s: float
     network_s: float
     binds: str
-    step_s: float
-    mfu_ceiling: float
+    least_s: float
 
 
 @dataclass
 class ProgramReport:
-    """One program: what is known of it by how far it came, lowered or compiled; None is not known."""
+    """One program: what is known of one execution by how far it came, lowered or compiled; None is not known."""
 
     name: str
+    executions: int  # in a step; 0 for the evaluation
     lower_s: float
     hlo_hash: str
     product_flops: float  # of all devices, from the jaxpr: matrix products, recomputation included
@@ -74,15 +74,18 @@ class ProgramReport:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON has them."""
-        whole = asdict(self)
-        whole["collectives"] = [total._asdict() for total in self.collectives]
-        return whole
+        return asdict(self) | {"collectives": [total._asdict() for total in self.collectives]}
 
 
-def memory_of(compiled: jax.stages.Compiled) -> Memory:
-    """Returns what the compiler says of memory."""
-    stats: Any = compiled.memory_analysis()
-    kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+def memory_of(stats: Any, *, resident: int) -> Memory:
+    """Returns what the compiler says of memory.
+
+    Args:
+        stats: jax's `CompiledMemoryStats` of a program.
+        resident: bytes that stay on a device between programs; one that does not use all of them has fewer arguments.
+    """
+    held = max(stats.argument_size_in_bytes, resident)
+    kept = held + stats.output_size_in_bytes - stats.alias_size_in_bytes
     code = max(stats.generated_code_size_in_bytes, 0)
     return Memory(
         arguments=stats.argument_size_in_bytes,
@@ -100,7 +103,7 @@ def add_compiled(
     *,
     mesh: Mapping[str, int],
     chip: Chip | None,
-    model_flops: float,
+    resident: int,
 ) -> None:
     """Adds to a report what a compiled program tells.
 
@@ -109,27 +112,25 @@ def add_compiled(
         compiled: the program.
         mesh: devices by axis.
         chip: that it is for, or None where its figures are not known.
-        model_flops: of one execution on all devices, by formula, without recomputation.
+        resident: bytes that stay on a device between programs.
     """
     cost = compiled.cost_analysis() or {}
-    devices = math.prod(mesh.values())
-    report.memory = memory_of(compiled)
+    report.memory = memory_of(compiled.memory_analysis(), resident=resident)
     report.compiler_flops = cost.get("flops")
     report.bytes_accessed = cost.get("bytes accessed")
     report.collectives = totals(collectives(compiled.as_text() or "", mesh))
     if chip is not None:
-        report.roofline = _roofline(report, chip, devices=devices, model_flops=model_flops)
+        report.roofline = _roofline(report, chip, devices=math.prod(mesh.values()))
 
 
-def _roofline(report: ProgramReport, chip: Chip, *, devices: int, model_flops: float) -> Roofline:
+def _roofline(report: ProgramReport, chip: Chip, *, devices: int) -> Roofline:
     seconds = {
         "compute": report.product_flops / devices / chip.peak_bf16_flops,
         "memory": (report.bytes_accessed or 0.0) / chip.memory_bandwidth,
         "network": sum(total.link_bytes for total in report.collectives) / chip.link_bandwidth,
     }
     binds = max(seconds, key=lambda name: seconds[name])
-    ceiling = model_flops / devices / chip.peak_bf16_flops / seconds[binds]
-    return Roofline(seconds["compute"], seconds["memory"], seconds["network"], binds, seconds[binds], ceiling)
+    return Roofline(seconds["compute"], seconds["memory"], seconds["network"], binds, seconds[binds])
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,10 @@ class Report:
         state_bytes: of one device, without padding.
         model_flops: of a step on all devices, by formula.
         hbm_bytes: memory of a device, or None where it is not known.
+        peak_flops: of a device, or None where they are not known.
         programs: of a step and of an evaluation.
         owners: bytes of the training step by what they are for.
+        hlo_hash: of the programs of a step together, as `summary.json` has it.
         compiler_options: that were given.
         suggestions: words that should make it fit.
     """
@@ -174,14 +177,16 @@ class Report:
     state_bytes: int
     model_flops: float
     hbm_bytes: float | None
+    peak_flops: float | None
     owners: Owners
+    hlo_hash: str = ""
     programs: list[ProgramReport] = field(default_factory=list)
     compiler_options: dict[str, str] = field(default_factory=dict)
     suggestions: list[str] = field(default_factory=list)
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most that a program needs on a device, or the state alone where nothing was compiled."""
+        """The most that a program needs on a device, or None where nothing was compiled."""
         peaks = [program.memory.peak for program in self.programs if program.memory]
         needs = [int(program.needed_bytes) for program in self.programs if program.needed_bytes]
         return max([*peaks, *needs], default=None)
@@ -199,9 +204,22 @@ class Report:
         """Bytes of a device that are left over; negative where it does not fit."""
         return None if self.hbm_bytes is None else self.hbm_bytes - (self.peak_bytes or self.state_bytes)
 
+    @property
+    def step_s(self) -> float | None:
+        """The least seconds that a step takes: all executions of its programs, one after another."""
+        lines = [(one.executions, one.roofline) for one in self.programs if one.executions]
+        known = [times * line.least_s for times, line in lines if line is not None]
+        return sum(known) if len(known) == len(lines) else None
+
+    @property
+    def mfu_ceiling(self) -> float | None:
+        """The share of the peak of all devices that the formula's FLOPs of the model reach in `step_s`."""
+        if self.step_s is None or self.peak_flops is None:
+            return None
+        return self.model_flops / self.devices / self.peak_flops / self.step_s
+
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON has them."""
-        whole = {name: value for name, value in vars(self).items() if name != "programs"}
         programs = [program.as_json() for program in self.programs]
-        found = {"fits": self.fits, "peak_bytes": self.peak_bytes, "free_bytes": self.free_bytes}
-        return whole | {"owners": asdict(self.owners), "programs": programs} | found
+        found = {name: getattr(self, name) for name in DERIVED}
+        return vars(self) | {"owners": asdict(self.owners), "programs": programs} | found

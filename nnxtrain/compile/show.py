@@ -19,17 +19,17 @@ def show(report: Report) -> None:
     lines = (
         ("lower, s", lambda one: _number(one.lower_s)),
         ("compile, s", lambda one: _number(one.compile_s)),
-        ("arguments", lambda one: _bytes(one.memory and one.memory.arguments)),
-        ("temporaries", lambda one: _bytes(one.memory and one.memory.temporaries)),
-        ("outputs beside arguments", lambda one: _bytes(one.memory and one.memory.outputs - one.memory.aliased)),
-        ("code", lambda one: _bytes(one.memory and one.memory.code)),
-        ("peak", lambda one: _bytes(one.memory and one.memory.peak)),
+        ("arguments", lambda one: bytes_text(one.memory and one.memory.arguments)),
+        ("temporaries", lambda one: bytes_text(one.memory and one.memory.temporaries)),
+        ("outputs beside arguments", lambda one: bytes_text(one.memory and one.memory.outputs - one.memory.aliased)),
+        ("code", lambda one: bytes_text(one.memory and one.memory.code)),
+        ("peak", lambda one: bytes_text(one.memory and one.memory.peak)),
         ("matrix products, TFLOP, all devices", lambda one: _number(one.product_flops / 1e12)),
         ("compiler's count, TFLOP, one device", lambda one: _number(one.compiler_flops, 1e-12)),
-        ("accessed", lambda one: _bytes(one.bytes_accessed)),
+        ("accessed", lambda one: bytes_text(one.bytes_accessed)),
         ("compute / memory / network, ms", _times),
         ("binds", lambda one: one.roofline.binds if one.roofline else "-"),
-        ("MFU at most, %", lambda one: _number(one.roofline and 100 * one.roofline.mfu_ceiling)),
+        ("executions in a step", lambda one: str(one.executions)),
         ("hash", lambda one: one.hlo_hash),
     )
     columns = ["per device", *(program.name for program in report.programs)]
@@ -37,8 +37,10 @@ def show(report: Report) -> None:
     for program in report.programs:
         show_collectives(program)
     owners = vars(report.owners).items()
-    print("held by  " + ", ".join(f"{name} {_bytes(size)}" for name, size in owners if size is not None))
+    print("held by  " + ", ".join(f"{name} {bytes_text(size)}" for name, size in owners if size is not None))
     print(f"model    {report.model_flops / 1e12:,.4g} TFLOP a step by formula")
+    if report.step_s is not None:
+        print(f"a step   at least {_number(report.step_s, 1e3)} ms: MFU at most {_number(report.mfu_ceiling, 100)} %")
     print(verdict(report))
     for line in report.suggestions:
         print(f"  try    {line}")
@@ -53,8 +55,8 @@ def show_collectives(program: ProgramReport) -> None:
             total.kind,
             "+".join(total.axes) or "?",
             str(total.count),
-            _bytes(total.bytes_ / total.count),
-            _bytes(total.link_bytes),
+            bytes_text(total.bytes_ / total.count),
+            bytes_text(total.link_bytes),
         ]
         for total in program.collectives
     ]
@@ -67,11 +69,11 @@ def verdict(report: Report) -> str:
     if problems:
         return f"does not fit: {problems[0]}"
     what = "peak" if report.peak_bytes is not None else "the state alone"
-    needed = _bytes(report.peak_bytes or report.state_bytes)
+    needed = bytes_text(report.peak_bytes or report.state_bytes)
     if report.hbm_bytes is None or report.free_bytes is None:
         return f"{what} {needed}; the memory of {report.device_kind} is not known, aot.hbm_gib names it"
-    left = f"{what} {needed} of {_bytes(report.hbm_bytes)}"
-    return f"fits: {left}" if report.fits else f"does not fit: {left}, {_bytes(-report.free_bytes)} too many"
+    left = f"{what} {needed} of {bytes_text(report.hbm_bytes)}"
+    return f"fits: {left}" if report.fits else f"does not fit: {left}, {bytes_text(-report.free_bytes)} too many"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
@@ -91,7 +93,7 @@ def show_cells(cells: Mapping[str, Mapping[str, Any]]) -> None:
         [
             words,
             {True: "yes", False: "no", None: "?"}[cell.get("fits")],
-            _bytes(cell.get("peak_bytes")),
+            bytes_text(cell.get("peak_bytes")),
             _number(cell.get("step_s"), 1e3),
             _number(cell.get("mfu_ceiling"), 100),
             _number(cell.get("compile_s")),
@@ -111,7 +113,8 @@ def _times(program: ProgramReport) -> str:
     return " / ".join(_number(seconds, 1e3) for seconds in (line.compute_s, line.memory_s, line.network_s))
 
 
-def _bytes(size: float | None) -> str:
+def bytes_text(size: float | None) -> str:
+    """Returns bytes as people read them, in the unit that fits; a dash for None."""
     if size is None:
         return "-"
     unit, scale = next((unit for unit in UNITS if abs(size) >= unit[1]), ("B", 1))

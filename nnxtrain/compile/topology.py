@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental import topologies
 
+from nnxtrain.config.aot import SLICES
 from nnxtrain.errors import ConfigError
 
 
@@ -27,7 +28,9 @@ def devices_of(topology: str) -> list[jax.Device]:
         with quiet():
             return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"aot.topology={topology}: {str(error).splitlines()[0]}") from error
+        slices = ", ".join(f"{family}:{shape}" for shape in SLICES[family])
+        what = f"{str(error).splitlines()[0]}; slices of {family} are {slices}"
+        raise ConfigError(f"aot.topology={topology}: {what}") from error
 
 
 @contextlib.contextmanager

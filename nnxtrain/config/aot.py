@@ -8,10 +8,9 @@ from nnxtrain.config.key import key, none_of
 
 # families of TPU, and slices of each that one can rent
 SLICES = {
-    "v4": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
-    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v5e": ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
     "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
-    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v6e": ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
 }
 TOPOLOGIES = (*(f"{family}:{shape}" for family, shapes in SLICES.items() for shape in shapes), "cpu:N")
 
@@ -37,6 +36,11 @@ class AotConfig:
         for word in self.compiler_options:
             if "=" not in word:
                 yield "aot.compiler_options", f"{word!r} must be NAME=VALUE"
+        if self.sweep is not None and not self.sweep.split():
+            yield "aot.sweep", f"{self.sweep!r} names no KEY=VALUE,VALUE"
+        if self.save and (self.lower_only or self.sweep):
+            other = "aot.lower_only=true compiles nothing" if self.lower_only else "aot.sweep compiles many steps"
+            yield "aot.save", f"{self.save} is for one compiled step, and {other}"
         for word in (self.sweep or "").split():
             name, _, values = word.partition("=")
             if not name or not all(values.split(",")):

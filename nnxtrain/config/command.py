@@ -19,6 +19,8 @@ from nnxtrain.config.load import list_keys, load, to_yaml
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
 
+DEVICES = Path("/dev")
+
 
 def make_parser(name: str, description: str, *, epilog: str) -> argparse.ArgumentParser:
     """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its lines."""
@@ -69,16 +71,18 @@ def print_config(config: Config) -> None:
 def choose_platform(config: Config) -> None:
     """Tells jax, before it is imported, which backend `debug.platform` names.
 
-    Where that is `auto` and the compiler of TPUs is installed without a TPU, jax would look for one for a minute.
+    Where that is `auto` and the compiler of TPUs is installed on a machine without any accelerator, jax would look for
+    a TPU for a minute.
     """
     if config.debug.platform != "auto":
         os.environ["JAX_PLATFORMS"] = config.debug.platform.replace("gpu", "cuda")
-    elif not os.environ.get("JAX_PLATFORMS") and find_spec("libtpu") is not None and not _has_tpu():
+    elif not os.environ.get("JAX_PLATFORMS") and find_spec("libtpu") is not None and not _has_accelerator():
         os.environ["JAX_PLATFORMS"] = "cpu"
 
 
-def _has_tpu() -> bool:
-    return any(path for pattern in ("accel*", "vfio/[0-9]*") for path in Path("/dev").glob(pattern))
+def _has_accelerator() -> bool:
+    """Tells whether this machine has a TPU, or a GPU of NVIDIA or AMD."""
+    return any(path for name in ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd") for path in DEVICES.glob(name))
 
 
 def leave_on_signals() -> None:

@@ -28,6 +28,19 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def here(platform: str) -> list[jax.Device]:
+    """Returns the devices of the backend that jax found.
+
+    Raises:
+        ConfigError: it found none; `platform` is `debug.platform`.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # jax asserts that a GPU plugin is there
+        reason = str(error).splitlines()[0] if str(error) else "no such device is here"
+        raise ConfigError(f"debug.platform={platform}: {reason}") from error
+
+
 def _whole(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> dict[str, int]:
     """Returns `sizes` with -1 filled in."""
     given = {name: size for name, size in sizes.items() if size != -1}

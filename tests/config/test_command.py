@@ -1,12 +1,14 @@
 """The command line as a user meets it: one message, exit code 2, nothing written, and no jax for questions."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from nnxtrain import errors
+from nnxtrain.config import command
 from nnxtrain.config.command import guarded
 from nnxtrain.config.load import LEAVES, load
 from nnxtrain.train import main
@@ -303,3 +305,18 @@ def test_a_platform_that_is_not_here_is_refused(tmp_path, platform):
     assert ended.stderr.startswith("error: ")
     assert "debug.platform" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "chosen"), [(None, "cpu"), ("nvidia0", ""), ("accel0", ""), ("vfio/0", ""), ("kfd", ""), ("null", "cpu")]
+)
+def test_a_compiler_of_tpus_decides_only_where_there_is_no_accelerator(device, chosen, tmp_path, monkeypatch):
+    """With libtpu beside its GPU a machine would train on its processor, and say nothing."""
+    if device:
+        (tmp_path / device).parent.mkdir(exist_ok=True)
+        (tmp_path / device).touch()
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "DEVICES", tmp_path)
+    command.choose_platform(load(TINY, []))
+    assert os.environ["JAX_PLATFORMS"] == chosen
