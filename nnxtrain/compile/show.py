@@ -21,11 +21,11 @@ def show(report: Report) -> None:
         ("compile, s", lambda one: _number(one.compile_s)),
         ("arguments", lambda one: bytes_text(one.memory and one.memory.arguments)),
         ("temporaries", lambda one: bytes_text(one.memory and one.memory.temporaries)),
-        ("outputs beside arguments", lambda one: bytes_text(one.memory and one.memory.outputs - one.memory.aliased)),
+        ("outputs, not aliased", lambda one: bytes_text(one.memory and one.memory.outputs - one.memory.aliased)),
         ("code", lambda one: bytes_text(one.memory and one.memory.code)),
         ("peak", lambda one: bytes_text(one.memory and one.memory.peak)),
-        ("matrix products, TFLOP, all devices", lambda one: _number(one.product_flops / 1e12)),
-        ("compiler's count, TFLOP, one device", lambda one: _number(one.compiler_flops, 1e-12)),
+        ("matrix TFLOP, all devices", lambda one: _number(one.product_flops / 1e12)),
+        ("TFLOP by the compiler", lambda one: _number(one.compiler_flops, 1e-12)),
         ("accessed", lambda one: bytes_text(one.bytes_accessed)),
         ("compute / memory / network, ms", _times),
         ("binds", lambda one: one.roofline.binds if one.roofline else "-"),
@@ -110,7 +110,7 @@ def _times(program: ProgramReport) -> str:
     if program.roofline is None:
         return "-"
     line = program.roofline
-    return " / ".join(_number(seconds, 1e3) for seconds in (line.compute_s, line.memory_s, line.network_s))
+    return " / ".join(f"{seconds * 1e3:.3g}" for seconds in (line.compute_s, line.memory_s, line.network_s))
 
 
 def bytes_text(size: float | None) -> str:
