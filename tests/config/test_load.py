@@ -233,7 +233,7 @@ OTHER: dict[str, str | None] = {
     "profile.skip_first": "0", "profile.wait": "1",
     "profile.warmup": "0", "profile.python_tracer_level": "1", "profile.processes": "first",
     "profile.advanced": "level=1", "aot.topology": "cpu:8", "aot.compiler_options": "xla_flag=1",
-    "aot.sweep": "remat.policy=none,full",
+    "aot.sweep": "remat.policy=none,full", "aot.save": None,  # of one step, and a grid compiles many
     "optimizer.name": "muon", "optimizer.groups": "embedding/* freeze,head/* decay=0 rate_scale=.5",
     "schedule.warmup_steps": None, "schedule.decay_steps": None,  # fractions say the same
 }  # fmt: skip
