@@ -97,12 +97,12 @@ class Decoder(nnx.Module):
         def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: None) -> tuple[jax.Array, None]:
             return placed(weights(layer)(x, rotation, segment_ids, drop.at(index))), None
 
-        x, _ = self.stack.run(body, placed(weights(self.embedding)(batch["inputs"])), None, wrap=self.wrap)
+        x, _ = self.stack.run(body, placed(self.embedding(batch["inputs"])), None, wrap=self.wrap)
         return self.norm(x)
 
     def scorer(self) -> "Scorer":
-        """Returns the head, its weights where they are needed, so that pieces of a sequence can share it."""
-        table = self.layout.weights(self.embedding if self.config.tied else self.head)
+        """Returns the head, its weights where they lie."""
+        table = self.embedding if self.config.tied else self.head
         return self.scorer_type(table, vocab=self.vocab, softcap=self.config.logit_softcap, layout=self.layout)
 
     def logits(self, hidden: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
 """Where weights, optimizer state and activations lie on a mesh."""
 
 import functools
-import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from nnxtrain.axes import BATCH, SEQUENCE, VOCAB, WHOLE, axes_of
-from nnxtrain.sharding.rules import Table, spec_of, tables
+from nnxtrain.axes import BATCH, EMBED, SEQUENCE, VOCAB, axes_of
+from nnxtrain.sharding.rules import Table, names_of, spec_of, tables
 
 
 class MeshLayout:
@@ -41,26 +40,34 @@ class MeshLayout:
         )
 
     def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-        """Returns rows of a table; where its vocabulary is cut, each device gives those that it has."""
-        cutting = self.axes(VOCAB)
-        if not cutting or table.shape[0] % math.prod(self.mesh.shape[name] for name in cutting):
-            return jnp.take(table, ids, axis=0)
+        """Returns rows of a table that stays where it lies; each device gives what it has of the rows of all.
+
+        Vectors travel in place of the table: per device they are the tokens of a microbatch, not the vocabulary.
+        """
         mesh = jax.sharding.get_abstract_mesh()
-        here = functools.partial(spec_of, table=self.table, mesh=self.mesh.shape, without=mesh.manual_axes)
+        manual = mesh.manual_axes
+        here = functools.partial(spec_of, table=self.table, mesh=self.mesh.shape)
+        stored = here(table.shape, (VOCAB, EMBED), without=manual)
+        cutting, columns = (names_of(entry) for entry in (*stored, None, None)[:2])
+        rows = here(ids.shape, (BATCH, SEQUENCE), without={*manual, *columns})
+
+        if not (sharing := {name for entry in (*stored, *rows) for name in names_of(entry)}):
+            return jnp.take(table, ids, axis=0)
 
         def local(table: jax.Array, ids: jax.Array) -> jax.Array:
+            if not cutting:
+                return jnp.take(table, ids, axis=0)
             own = ids - jax.lax.axis_index(cutting) * len(table)
             is_here = (own >= 0) & (own < len(table))
-            rows = jnp.take(table, jnp.where(is_here, own, 0), axis=0)
-            return jax.lax.psum(jnp.where(is_here[..., None], rows, 0), cutting)
+            vectors = jnp.take(table, jnp.where(is_here, own, 0), axis=0)
+            return jax.lax.psum(jnp.where(is_here[..., None], vectors, 0), cutting)
 
-        rows = here(ids.shape, (BATCH, SEQUENCE))
         return jax.shard_map(
             local,
-            mesh=mesh if mesh.manual_axes else self.mesh,
-            axis_names=set(mesh.axis_names or self.mesh.axis_names) - set(mesh.manual_axes),
-            in_specs=(here(table.shape, (VOCAB, WHOLE)), rows),
-            out_specs=rows,
+            mesh=mesh if manual else self.mesh,
+            axis_names=sharing,
+            in_specs=(stored, rows),
+            out_specs=PartitionSpec(*(*rows, None, None)[:2], columns or None),
             check_vma=False,
         )(table, ids)
 
@@ -108,6 +115,18 @@ class MeshLayout:
             return leaf.replace(abstract) if isinstance(leaf, nnx.Variable) else abstract
 
         return jax.tree.map(placed, shapes, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+
+    def cuts(self, weights: Any, names: Collection[str]) -> Any:
+        """Returns how some mesh axes cut the arrays of a tree of variables, a `PartitionSpec` for each variable."""
+        without = set(self.mesh.axis_names).difference(names)
+
+        def cut(variable: nnx.Variable) -> PartitionSpec:
+            if not isinstance(variable, nnx.Param):
+                return PartitionSpec()
+            axes = axes_of(variable)
+            return spec_of(variable.shape, axes, table=self.table, mesh=self.mesh.shape, without=without)
+
+        return jax.tree.map(cut, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
     def _stored(self, parameter: nnx.Variable, table: Table, *, skip: int = 0) -> NamedSharding:
         """Returns where a parameter lies, or a stack of such along its first `skip` dimensions."""

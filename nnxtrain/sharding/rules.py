@@ -63,3 +63,8 @@ def spec_of(
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
+
+
+def names_of(entry: Any) -> tuple[str, ...]:
+    """Returns the mesh axes of one entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 from nnxtrain.axes import BATCH, SEQUENCE
 from nnxtrain.sharding.layout import MeshLayout
+from nnxtrain.sharding.rules import names_of
 from nnxtrain.types import Accumulate, Batch, LossOf, Spread, Sums
 
 
@@ -56,7 +57,8 @@ def copies_of(layout: MeshLayout) -> tuple[str, ...]:
 def spread_rows(layout: MeshLayout) -> Spread:
     """Returns what makes of `function(weights, rows [b s ...])` one whose devices share the rows.
 
-    The function finds its weights whole, and their gradients are added over devices outside of any loop in it.
+    The function finds its weights whole; outside of any loop in it they are gathered, and their gradients are added
+    over devices, each of which keeps its part.
     """
     return lambda function: _spread(function, layout, PartitionSpec(layout.axes(BATCH), layout.axes(SEQUENCE)))
 
@@ -72,19 +74,23 @@ def _spread(function: Callable[[Any, Any], Any], layout: MeshLayout, rows: Parti
 
     def spread(weights: Any, leaves: Any) -> Any:
         mesh = jax.sharding.get_abstract_mesh()
-        taken = {name for entry in rows for name in _names(entry)} - set(mesh.manual_axes)
+        taken = {name for entry in rows for name in names_of(entry)} - set(mesh.manual_axes)
         if not taken:
             return function(weights, leaves)
-        own = PartitionSpec(*(tuple(name for name in _names(entry) if name in taken) or None for entry in rows))
+        own = PartitionSpec(*(tuple(name for name in names_of(entry) if name in taken) or None for entry in rows))
+        cuts = layout.cuts(weights, taken)
+        # Backward, gradients of weights are added over devices before those of rows go on; they would wait, whole.
+        weights, leaves = jax.lax.optimization_barrier((weights, leaves))
 
         def local(weights: Any, leaves: Any) -> Any:
-            return jax.lax.psum(function(weights, leaves), tuple(sorted(taken)))
+            whole = jax.tree.map(_gathered, cuts, weights)
+            return jax.lax.psum(function(whole, leaves), tuple(sorted(taken)))
 
         return jax.shard_map(
             local,
             mesh=mesh if mesh.manual_axes else layout.mesh,
             axis_names=taken,
-            in_specs=(PartitionSpec(), own),
+            in_specs=(cuts, own),
             out_specs=PartitionSpec(),
             check_vma=False,
         )(weights, leaves)
@@ -92,6 +98,10 @@ def _spread(function: Callable[[Any, Any], Any], layout: MeshLayout, rows: Parti
     return spread
 
 
-def _names(entry: Any) -> tuple[str, ...]:
-    """Returns the mesh axes of one entry of a `PartitionSpec`."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+def _gathered(cut: PartitionSpec, variable: nnx.Variable) -> nnx.Variable:
+    """Returns a variable whole, of which a device has a part."""
+    array = variable[...]
+    for axis, entry in enumerate(cut):
+        if names := names_of(entry):
+            array = jax.lax.all_gather(array, names, axis=axis, tiled=True)
+    return variable.replace(array)

@@ -138,6 +138,13 @@ def test_a_sharded_layer_is_gathered_when_its_turn_comes():
     assert max(talk.elements for talk in gathers) <= max(layer, table)
 
 
+def test_gradients_of_a_sharded_table_are_never_added_up_whole():
+    """Embedding and head are the largest arrays: each device takes its part of their gradients, and no more."""
+    found = talks(run(*SHARED["fsdp 8"]).engine)
+    assert max(talk.elements for talk in found if talk.kind == "all-reduce" and not talk.in_loop) <= 64  # of a norm
+    assert {talk.kind for talk in found} >= {"all-gather", "reduce-scatter", "all-to-all"}
+
+
 @pytest.mark.parametrize(("name", "pieces"), [("fsdp 8", 8), ("zero1, harder", 4)])
 def test_a_device_holds_its_part_of_the_state(name, pieces):
     """Arguments of the compiled step, in bytes a device: all of the state cut, or its optimizer part."""
