@@ -42,7 +42,7 @@ from nnxtrain.sharding.audit import check_replication
 from nnxtrain.sharding.layout import MeshLayout
 from nnxtrain.sharding.mesh import here, make_mesh
 from nnxtrain.sharding.rows import own_rows, put_rows, rows_sharding
-from nnxtrain.sharding.spread import copies_of, keep_apart, spread_microbatches, spread_rows
+from nnxtrain.sharding.spread import copies_of, join, keep_apart, spread_microbatches, spread_rows
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.eval_step import make_eval_step
 from nnxtrain.steps.guard import Judge, make_judge
@@ -74,7 +74,7 @@ class Program:
     tokenizer: Tokenizer
     layout: MeshLayout
     make_state: Callable[[], TrainStateNNX]
-    train_step: TrainStep
+    collect: Collect
     forward_backward: Collect
     update: Update
     eval_step: EvalStep
@@ -116,6 +116,11 @@ class Program:
         return Wanted(self.abstract_state, self.tokenizer.fingerprint, self.config.batch.sequence)
 
     @property
+    def train_step(self) -> TrainStep:
+        """The whole step: `update` by what `collect` finds."""
+        return make_train_step(self.collect, self.update)
+
+    @property
     def max_inflight(self) -> int:
         """Updates that may be under way at a time."""
         return self.config.engine.max_inflight
@@ -126,11 +131,7 @@ class Program:
         collect = lambda state, microbatch: self.forward_backward(nnx.merge(graph, state), microbatch)  # noqa: E731
         return self.layout.sums(jax.eval_shape(collect, state, dict(microbatch)), copies=copies_of(self.layout))
 
-    @staticmethod
-    def join(sums: Any) -> Any:
-        """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), sums)
-
+    join = staticmethod(join)
     write = staticmethod(write_arrays)
     read = staticmethod(read_arrays)
 
@@ -216,9 +217,8 @@ def make_program(
 
     if config.optimizer.groups:
         nnx.eval_shape(make_state)  # refuses patterns that match nothing, before a run writes anything
-    name = config.batch.accumulator
-    if name == "auto":
-        name = "one_pass" if config.batch.accum_steps == 1 else "scan"
+    auto = "one_pass" if config.batch.accum_steps == 1 else "scan"
+    name = auto if config.batch.accumulator == "auto" else config.batch.accumulator
     accumulate = spread_microbatches(lookup(tables.accumulators, name, key="batch.accumulator"), layout)
     apart = keep_apart(tables.accumulators["one_pass"], layout)
     loss_sum = loss_sum_of(config, layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
@@ -230,7 +230,7 @@ def make_program(
         tokenizer=tokenizer,
         layout=layout,
         make_state=make_state,
-        train_step=make_train_step(collect, update),
+        collect=collect,
         forward_backward=lambda state, one: collect_apart(state, {name: leaf[None] for name, leaf in one.items()}),
         update=update,
         eval_step=make_eval_step(loss_sum_of(config, layout, z_loss=0.0, dropout=0.0)),

@@ -139,8 +139,9 @@ def parity(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
     for ours, theirs in pairs_of(trial):
         found = worst(trial.courses[ours].arrays, trial.courses[theirs].arrays)
         yield Check("parity", f"state, {kind}, {ours} against {theirs}", *found, limit)
-    found = worst(*trial.gradients)
-    yield Check("parity", f"gradients, {kind}, engine against large batch", *found, limit)
+    for theirs in ("single step", "large batch"):
+        found = worst(trial.gradients["engine"], trial.gradients[theirs])
+        yield Check("parity", f"gradients, {kind}, engine against {theirs}", *found, limit)
 
 
 def metrics(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
@@ -181,10 +182,12 @@ def measured(
     path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, tables: "Tables"
 ) -> dict[str, Any]:
     """Returns figures of time and memory, and of the trace if there is one; prints them."""
+    from nnxtrain.run.compiles import CompileLog
     from tools.engine_cost import make_side, measure, trace
     from tools.engine_trial import program_of
 
     print(f"benchmark: compiling, then {own['n_iterations']} cycles of each side in turn ...", flush=True)
+    compiles = CompileLog()
     engines = {"baseline": "single", "engine": "split"}
     sides = {
         name: make_side(
@@ -192,7 +195,7 @@ def measured(
         )
         for name, engine in engines.items()
     }
-    figures = measure(sides, own["n_iterations"])
+    figures = measure(sides, own["n_iterations"], compiles=compiles)
     print_figures(figures)
     report: dict[str, Any] = {"benchmark": figures}
     if own["profile"] == "true":
@@ -229,6 +232,8 @@ def print_figures(figures: dict[str, Any]) -> None:
     )
     sides = ("baseline", "engine")
     rows = [(label, *(shown(figures[side][name], scale) for side in sides)) for label, name, scale in lines]
+    counts = (figures[side]["compiles"] for side in sides)
+    rows.append(("compilations", *(", ".join(f"{name} {count}" for name, count in each.items()) for each in counts)))
     rows.append(("ratio of cycles", "", shown(figures["ratio"])))
     rows.append(("ratio of peaks", "", shown(figures["peak_ratio"])))
     print_table(("", *sides), rows, title="single step and split engine: median (p10 to p90)")

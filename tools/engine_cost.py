@@ -14,6 +14,7 @@ from nnxtrain.build import Program
 from nnxtrain.compile.report import memory_of
 from nnxtrain.engine.base import Engine
 from nnxtrain.profiling.trace import Digest, digest_of, trace_files
+from nnxtrain.run.compiles import CompileLog
 from nnxtrain.sharding.audit import bytes_per_device
 from nnxtrain.types import Batch
 
@@ -46,8 +47,14 @@ def cycle(engine: Engine, batch: Batch) -> tuple[float, float]:
     return started - began, time.perf_counter() - began
 
 
-def measure(sides: dict[str, Side], iterations: int) -> dict[str, Any]:
-    """Returns figures of both sides, which take cycles in turn, A B A B, after one each to warm up."""
+def measure(sides: dict[str, Side], iterations: int, *, compiles: CompileLog) -> dict[str, Any]:
+    """Returns figures of both sides, which take cycles in turn, A B A B, after one each to warm up.
+
+    Args:
+        sides: by name, `baseline` and `engine`.
+        iterations: cycles of each side that count.
+        compiles: since before the sides were made.
+    """
     batches = {name: batch_of(side.program) for name, side in sides.items()}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for number in range(iterations + 1):
@@ -57,6 +64,8 @@ def measure(sides: dict[str, Side], iterations: int) -> dict[str, Any]:
                 taken[name].append(seconds)
     figures: dict[str, Any] = {name: _figures(side, taken[name]) for name, side in sides.items()}
     pairs = zip(taken["engine"], taken["baseline"], strict=True)
+    for name, side in sides.items():
+        figures[name]["compiles"] = compiles.of(side.engine.memory())
     figures["ratio"] = spread([mine / other for (_, mine), (_, other) in pairs])
     figures["peak_ratio"] = figures["engine"]["peak_bytes"] / figures["baseline"]["peak_bytes"]
     return figures
@@ -71,7 +80,6 @@ def _figures(side: Side, taken: list[tuple[float, float]]) -> dict[str, Any]:
         "device_s": spread([whole - started for started, whole in taken]),
         "tokens_per_s": spread([tokens / whole for _, whole in taken]),
         "compile_s": side.engine.compile_s,
-        "programs": sorted(side.engine.memory()),
         "peak_bytes": peak_bytes(side),
     }
 

@@ -59,12 +59,12 @@ class Trial(NamedTuple):
 
     Attributes:
         courses: by side.
-        gradients: of the first step, divided by its targets, by path: of the engine, and of one large batch.
+        gradients: of the first step, divided by its targets, by path, of each side that has them.
         counts: microbatches in the sums before and after each update, and whether the sums were zero after it.
     """
 
     courses: dict[str, Course]
-    gradients: tuple[Arrays, Arrays]
+    gradients: dict[str, Arrays]
     counts: list[tuple[int, int, bool]]
 
 
@@ -168,15 +168,19 @@ def run_trial(
     skipped = [number for number, row in enumerate(metrics) if row["skipped"]]
     if not clipped or not skipped:
         raise UserError(f"the trial proves nothing: {clipped} steps were clipped, {len(skipped)} were left out")
-    return Trial(courses, (watched.gradients, gradients_of(one, batches[0])), watched.counts)
+    gradients = {
+        "engine": watched.gradients,
+        "single step": gradients_of(single, batches[0]),
+        "large batch": gradients_of(one, batches[0]),
+    }
+    return Trial(courses, gradients, watched.counts)
 
 
 def follow(program: Program, engine: Any, batches: list[Arrays]) -> Course:
     """Returns what an engine, or what stands in for one, makes of batches, leaves `[m*b ...]`."""
-    spec, metrics = program.batch_spec(), []
+    metrics = []
     for rows in batches:
-        batch = {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in program.cut(rows).items()}
-        values = engine.step(batch)
+        values = engine.step(put(program, rows))
         metrics.append({name: value.item() for name, value in jax.device_get(values).items()})
     arrays = by_path(nnx.state(engine.state()))
     for name in ("loss", "norm"):  # a variance loses its digits where the mean is large; the mean of squares keeps them
@@ -185,13 +189,17 @@ def follow(program: Program, engine: Any, batches: list[Arrays]) -> Course:
     return Course(metrics, arrays)
 
 
+def put(program: Program, rows: Arrays) -> Batch:
+    """Brings a batch, leaves `[m*b ...]`, to the devices of a program, leaves `[m b ...]`."""
+    spec = program.batch_spec()
+    return {name: jax.device_put(leaf, spec[name].sharding) for name, leaf in program.cut(rows).items()}
+
+
 def gradients_of(program: Program, rows: Arrays) -> Arrays:
-    """Returns the gradients of a whole batch as one microbatch, divided by its targets, by path."""
+    """Returns the gradients that the compiled step finds, divided by the targets, by path."""
     graph, state = nnx.split(jax.jit(program.make_state)())
-    collect: Callable[..., Any] = jax.jit(
-        lambda state, rows: program.join(program.forward_backward(nnx.merge(graph, state), rows))
-    )
-    return _gradients(collect(state, rows))
+    collect: Callable[..., Any] = jax.jit(lambda state, batch: program.collect(nnx.merge(graph, state), batch))
+    return _gradients(collect(state, put(program, rows)))
 
 
 def _gradients(sums: Sums) -> Arrays:

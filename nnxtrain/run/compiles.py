@@ -15,9 +15,13 @@ class CompileLog:
         self.counts: Counter[str] = Counter()
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
+    def of(self, programs: Iterable[str]) -> dict[str, int]:
+        """Returns the compilations of each of `programs`."""
+        return {name: self.counts[f"jit({name})"] for name in programs}
+
     def repeats(self, programs: Iterable[str]) -> int:
         """Returns the compilations of `programs` beyond the first of each."""
-        return sum(max(self.counts[f"jit({name})"] - 1, 0) for name in programs)
+        return sum(max(count - 1, 0) for count in self.of(programs).values())
 
     def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILED:

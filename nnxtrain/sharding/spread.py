@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
@@ -46,6 +47,11 @@ def keep_apart(accumulate: Accumulate, layout: MeshLayout) -> Accumulate:
         )(params, batch)
 
     return apart
+
+
+def join(sums: Any) -> Any:
+    """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), sums)
 
 
 def copies_of(layout: MeshLayout) -> tuple[str, ...]:
