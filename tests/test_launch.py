@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jax.profiler import ProfileData
 
 from nnxtrain.config.command import guarded
 from nnxtrain.launch import main as launch_main
+from nnxtrain.profiling.__main__ import main as profiling_main
+from nnxtrain.profiling.trace import digest_of, trace_files
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of
 
@@ -103,9 +106,10 @@ def assert_goes_on(folder: Path, words: tuple[str, ...], alone: Path, copy: Path
 
 @pytest.fixture(scope="module")
 def together(words, tmp_path_factory) -> Path:
-    """Returns the directory of the run by two processes with four devices each."""
+    """Returns the directory of the run by two processes with four devices each, of which two steps are traced."""
     place = tmp_path_factory.mktemp("together")
-    run = Launched(*words, "mesh.data=2", "mesh.fsdp=4", f"output_dir={place}")
+    traced = ("profile.enabled=true", "profile.skip_first=1", "profile.active=2", "profile.repeat=1")
+    run = Launched(*words, *traced, "mesh.data=2", "mesh.fsdp=4", f"output_dir={place}")
     assert run.end() == 0, run.output
     assert "[0] devices  8 cpu of 2 processes" in run.output
     assert "[1] step" not in run.output
@@ -124,6 +128,22 @@ def test_two_processes_are_one_run(together, alone):
     summary = json.loads((together / "summary.json").read_text())
     assert (summary["status"], summary["recompiles"]) == ("done", 0)
     assert json.loads((together / "env.json").read_text())["processes"] == 2
+
+
+def test_each_process_traces_itself(together, capsys):
+    """The same window side by side, each with the events of its own process; merged, one session has both."""
+    (window,) = (together / "profile").iterdir()
+    names = [path.name for path in sorted(window.glob("process_*"))]
+    assert names == ["process_0000", "process_0001"]
+    digests = [digest_of(file) for file in trace_files(window)]
+    assert [[step.step for step in digest.steps] for digest in digests] == [[2, 3], [2, 3]]
+    traces = [ProfileData.from_file(str(file)) for file in trace_files(window)]
+    threads = [{line.name for plane in trace.planes for line in plane.lines} for trace in traces]
+    coordinates = [any("CoordinationService" in name for name in each) for each in threads]
+    assert coordinates == [True, False], "process 0 alone runs the service where the processes meet"
+    assert guarded(profiling_main, ["merge", str(together)]) == 0
+    merged = {path.name for path in window.glob("merged/plugins/profile/*/*")}
+    assert merged == {f"{name}.xplane.pb" for name in names}
 
 
 def test_a_checkpoint_of_two_processes_goes_on_in_one(together, words, alone, tmp_path):
@@ -153,6 +173,15 @@ def test_a_checkpoint_of_one_process_goes_on_in_two(words, alone, tmp_path, mesh
 def test_four_processes_are_one_run(words, alone, tmp_path, mesh):
     """With a shared sequence, several processes read the same rows (B51)."""
     run = Launched(*words, *mesh, f"output_dir={tmp_path}", processes=4, devices=2)
+    assert run.end() == 0, run.output
+    np.testing.assert_allclose(curve(tmp_path / "tiny"), curve(alone), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_drive_microbatches(words, alone, tmp_path):
+    """Copies of the model on both processes keep their own sums until the update (engine.name=split)."""
+    split = ("engine.name=split", "batch.accum_steps=2", "mesh.data=2", "mesh.fsdp=2", f"output_dir={tmp_path}")
+    run = Launched(*words, *split, devices=2)
     assert run.end() == 0, run.output
     np.testing.assert_allclose(curve(tmp_path / "tiny"), curve(alone), rtol=1e-5)
 

@@ -90,9 +90,10 @@ class Cluster:
         self._clock = 0.0
         self._asked: jax.Array | None = None
         if self.size > 1:
-            first = {device.process_index: device for device in reversed(jax.devices())}
-            mesh = Mesh(np.array([first[index] for index in sorted(first)]), "process", axis_types=(AxisType.Auto,))
-            self._own = NamedSharding(mesh, PartitionSpec("process"))
+            # On all devices, as the steps are: on CPU, programs of other devices run at the same time and, where they
+            # talk to the same process, read what was meant for the other.
+            mesh = Mesh(np.array(jax.devices()), "device", axis_types=(AxisType.Auto,))
+            self._own = NamedSharding(mesh, PartitionSpec("device"))
             self._began = time.monotonic()
             self._largest = jax.jit(lambda x: x.max(0), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
@@ -131,7 +132,8 @@ class Cluster:
             return asks
         before = self._asked
         own = np.array([[asks, time.monotonic() - self._began]], np.float32)
-        self._asked = self._largest(jax.make_array_from_callback((self.size, 2), self._own, lambda _: own))
+        shape = (self._own.mesh.size, 2)
+        self._asked = self._largest(jax.make_array_from_callback(shape, self._own, lambda _: own))
         if before is None:
             return False
         asked, self._clock = np.asarray(before).tolist()
