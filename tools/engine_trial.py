@@ -196,13 +196,14 @@ def put(program: Program, rows: Arrays) -> Batch:
 
 
 def gradients_of(program: Program, rows: Arrays) -> Arrays:
-    """Returns the gradients that the compiled step finds, divided by the targets, by path."""
+    """Returns what `collect` of a step, compiled on its own, finds for the initial weights, by path."""
     graph, state = nnx.split(jax.jit(program.make_state)())
     collect: Callable[..., Any] = jax.jit(lambda state, batch: program.collect(nnx.merge(graph, state), batch))
     return _gradients(collect(state, put(program, rows)))
 
 
 def _gradients(sums: Sums) -> Arrays:
+    """Returns gradients divided by the targets, by path."""
     parts, grads = jax.device_get(sums)
     return {path: leaf / parts.targets for path, leaf in by_path(grads).items()}
 

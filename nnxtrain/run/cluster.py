@@ -90,8 +90,8 @@ class Cluster:
         self._clock = 0.0
         self._asked: jax.Array | None = None
         if self.size > 1:
-            # On all devices, as the steps are: on CPU, programs of other devices run at the same time and, where they
-            # talk to the same process, read what was meant for the other.
+            # On all devices: on CPU, programs of several devices of a process wait for one another, but one of a single
+            # device runs beside them, and what both send to another process at a time is mixed up there.
             mesh = Mesh(np.array(jax.devices()), "device", axis_types=(AxisType.Auto,))
             self._own = NamedSharding(mesh, PartitionSpec("device"))
             self._began = time.monotonic()

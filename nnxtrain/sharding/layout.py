@@ -40,16 +40,22 @@ class MeshLayout:
         )
 
     def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-        """Returns rows of a table that stays where it lies; each device gives what it has of the rows of all.
+        """Returns the vectors of tokens; the table stays where it lies, and vectors travel in its place.
 
-        Vectors travel in place of the table: per device they are the tokens of a microbatch, not the vocabulary.
+        Each device looks up what it has of the vectors of all who share the table with it. For fewer tokens on a device
+        than ids in the vocabulary, that is less to send and to hold than the table and its gradient.
+
+        Args:
+            table: `[v d]`.
+            ids: `[b s]`, each in the table.
+        Returns: `[b s d]`, cut along `d` as the table is, and along `b` and `s` by what does not cut the table.
         """
         mesh = jax.sharding.get_abstract_mesh()
         manual = mesh.manual_axes
         here = functools.partial(spec_of, table=self.table, mesh=self.mesh.shape)
         stored = here(table.shape, (VOCAB, EMBED), without=manual)
         cutting, columns = (names_of(entry) for entry in (*stored, None, None)[:2])
-        rows = here(ids.shape, (BATCH, SEQUENCE), without={*manual, *columns})
+        rows = here(ids.shape, (BATCH, SEQUENCE), without={*manual, *cutting, *columns})
 
         if not (sharing := {name for entry in (*stored, *rows) for name in names_of(entry)}):
             return jnp.take(table, ids, axis=0)
@@ -117,14 +123,16 @@ class MeshLayout:
         return jax.tree.map(placed, shapes, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
     def cuts(self, weights: Any, names: Collection[str]) -> Any:
-        """Returns how some mesh axes cut the arrays of a tree of variables, a `PartitionSpec` for each variable."""
-        without = set(self.mesh.axis_names).difference(names)
+        """Returns which of some mesh axes cut the arrays of a tree of variables: a `PartitionSpec` for each variable.
+
+        An array that other axes cut along the same dimension, and before these, is brought into that order.
+        """
 
         def cut(variable: nnx.Variable) -> PartitionSpec:
-            if not isinstance(variable, nnx.Param):
-                return PartitionSpec()
-            axes = axes_of(variable)
-            return spec_of(variable.shape, axes, table=self.table, mesh=self.mesh.shape, without=without)
+            stored = self._stored(variable, self.table).spec if isinstance(variable, nnx.Param) else ()
+            return PartitionSpec(
+                *(tuple(name for name in names_of(entry) if name in names) or None for entry in stored)
+            )
 
         return jax.tree.map(cut, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 

@@ -85,7 +85,8 @@ def _spread(function: Callable[[Any, Any], Any], layout: MeshLayout, rows: Parti
             return function(weights, leaves)
         own = PartitionSpec(*(tuple(name for name in names_of(entry) if name in taken) or None for entry in rows))
         cuts = layout.cuts(weights, taken)
-        # Backward, gradients of weights are added over devices before those of rows go on; they would wait, whole.
+        # Where gradients are taken through this, those of the weights are added over devices before the others go on:
+        # XLA would keep them, whole and float32, until the backward pass of the layers is over.
         weights, leaves = jax.lax.optimization_barrier((weights, leaves))
 
         def local(weights: Any, leaves: Any) -> Any:

@@ -67,7 +67,10 @@ MORE = {
     "expert 2, fsdp 4": ("mesh.expert=2", "mesh.fsdp=4"),
     "tensor 4, harder": ("mesh.data=2", "mesh.tensor=4", *HARDER),
     "fsdp 4, harder": ("mesh.fsdp=4", "mesh.data=1", *HARDER),
-    "tied, unrolled": ("mesh.fsdp=4", "mesh.tensor=2", "model.scan_layers=false"),
+    "tied, unrolled": ("mesh.fsdp=4", "mesh.tensor=2", "model.scan_layers=false", "model.tied=true"),
+    "vocabulary and rows over one axis": ("mesh.fsdp=4", "mesh.data=2", "mesh.rules=vocab=tensor+fsdp"),
+    "embedding over rows and layers": ("mesh.fsdp=4", "mesh.tensor=2", "mesh.rules=embed=tensor+fsdp,vocab=none"),
+    "batch over tensor": ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "mesh.rules=batch=data+fsdp+tensor"),
     "weights over data too": ("mesh.data=2", "mesh.fsdp=4", "mesh.rules=embed=data+fsdp"),
 }
 
@@ -138,9 +141,13 @@ def test_a_sharded_layer_is_gathered_when_its_turn_comes():
     assert max(talk.elements for talk in gathers) <= max(layer, table)
 
 
-def test_gradients_of_a_sharded_table_are_never_added_up_whole():
+@pytest.mark.parametrize("words", [SHARED["fsdp 8"], ("mesh.fsdp=4", "mesh.data=1", "batch.accum_steps=2")])
+def test_gradients_of_a_sharded_table_are_never_added_up_whole(words):
     """Embedding and head are the largest arrays: each device takes its part of their gradients, and no more."""
-    found = talks(run(*SHARED["fsdp 8"]).engine)
+    engine = run(*words).engine
+    found = talks(engine)
+    table = nnx.split(engine.state().model)[1]["embedding"]["table"].get_value().size
+    assert max(talk.elements for talk in found if talk.kind == "all-reduce") < table
     assert max(talk.elements for talk in found if talk.kind == "all-reduce" and not talk.in_loop) <= 64  # of a norm
     assert {talk.kind for talk in found} >= {"all-gather", "reduce-scatter", "all-to-all"}
 
