@@ -146,7 +146,8 @@ def test_compiled_code_is_named_as_the_model(traced):
     (file,) = trace_files(traced / "profile" / "step_00000004")
     found = set(origins(file.read_bytes())["jit_train_step"].values())
     assert {origin.part for origin in found} >= PARTS
-    assert {origin.direction for origin in found if origin.part == "layer/mlp"} == {"forward", "backward"}
+    # a trace knows every program of the process, such as a `train_step` with remat of another test
+    assert {origin.direction for origin in found if origin.part == "layer/mlp"} >= {"forward", "backward"}
     digest = digest_of(file)
     assert {part.name for part in digest.parts} >= {"layer/mlp", "layer/attention/attend", "optimizer"}
     assert all(operation.calls % 2 == 0 for operation in digest.operations)
