@@ -15,7 +15,7 @@ def key(default: Any, doc: str, *, choices: tuple[str, ...] = (), span: str = ""
         default: the value when no one gives the key.
         doc: one line for people; says the unit.
         choices: the names that are admitted; empty admits any value of the type.
-        span: the numbers that are admitted, as an interval: `[0, 1)` holds 0 but not 1, `[1, inf)` has no end.
+        span: the numbers that are admitted, as an interval: `[0, 1)` holds 0 but not 1, `(0, inf)` no 0 and has no end.
         planned: the part that reads the key does not exist yet: only the default is admitted.
     """
     return field(default=default, metadata={"doc": doc, "choices": choices, "span": span, "planned": planned})
@@ -29,8 +29,8 @@ def problem_of(declared: Field, value: Any) -> str | None:
     if value is None or not span:
         return None
     low, high = (float(end) for end in span[1:-1].split(","))
-    if value < low:
-        return f"{value} must be at least {low:g}"
+    if value < low or (value == low and span.startswith("(")):
+        return f"{value} must be {'above' if span.startswith('(') else 'at least'} {low:g}"
     if value > high or (value == high and span.endswith(")")):
         return f"{value} must be {'below' if span.endswith(')') else 'at most'} {high:g}"
     if isinstance(value, int) and value > LARGEST:

@@ -47,7 +47,7 @@ class MeshConfig:
     def ways(self, logical: str, usual: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, str]:
         """Returns the pieces that `mesh.rules`, or else `usual` axes, cut a dimension into, and their keys."""
         axes = dict(map(parsed, self.rules)).get(logical, usual)
-        cutting = [axis for axis in axes if sizes[axis] > 1]
+        cutting = [axis for axis in axes if sizes.get(axis, 1) > 1]  # `problems` tells of others
         return math.prod(sizes[axis] for axis in cutting), " x ".join(f"mesh.{axis}" for axis in cutting)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -66,6 +66,11 @@ class MeshConfig:
             )
         for rule in self.rules:
             yield from (("mesh.rules", what) for what in _problems_of(rule))
+        rules = dict(map(parsed, self.rules))
+        both = {*rules.get("batch", BATCH_AXES)} & {*rules.get("sequence", CONTEXT_AXES)}
+        for axis in sorted(both):
+            if sizes.get(axis, 1) != 1:
+                yield "mesh.rules", f"{axis} cuts both batch and sequence; leave it to one, such as batch=fsdp"
 
 
 def parsed(rule: str) -> tuple[str, tuple[str, ...]]:

@@ -36,9 +36,9 @@ class OptimizerConfig:
     weight_decay: float = key(
         0.1, "decoupled decay of matrices and embeddings; norms and biases are never decayed", span="[0, inf)"
     )
-    b1: float = key(0.9, "memory of the first moment; schedule_free_adamw: pull to the average", span="[0, 1)")
-    b2: float | None = key(None, "memory of the second moment; null = 0.95, lion 0.99", span="[0, 1)")
-    eps: float = key(1e-8, "adamw, muon, schedule_free_adamw: added to the root of the second moment", span="[0, inf)")
+    b1: float = key(0.9, "memory of the first moment; schedule_free_adamw: pull to the average", span="[0, 0.9999999]")
+    b2: float | None = key(None, "memory of the second moment; null = 0.95, lion 0.99", span="[0, 0.9999999]")
+    eps: float = key(1e-8, "adamw, muon, schedule_free_adamw: added to the root of the second moment", span="(0, inf)")
     momentum: float | None = key(None, "sgd, muon: memory of the velocity; null = sgd 0, muon 0.95", span="[0, 1)")
     mu_dtype: str = key("float32", "type of the first moment or velocity", choices=("float32", "bfloat16"))
     clip_norm: float | None = key(1.0, "gradients are scaled down to this norm; 0 or null = off", span="[0, inf)")

@@ -75,6 +75,11 @@ class Config:
             waits = f"profile.wait={self.profile.wait} and profile.warmup={self.profile.warmup}"
             rule = f"with {waits} the first trace would be of step {first}, counted from 0"
             yield "profile.skip_first", f"{rule}; it must lie below steps={self.steps}"
+        if self.profile.enabled and not self.distributed.detect and not any(self.profile.problems()):
+            there = self.distributed.processes
+            if not any(map(self.profile.is_traced, range(there))):
+                rule = f"{self.profile.processes} names none of the {there} processes of distributed.processes"
+                yield "profile.processes", f"{rule}; they are counted from 0"
 
     def mesh_problems(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
         """Yields what is wrong with cutting batches over so many devices along each axis, and what would be right."""

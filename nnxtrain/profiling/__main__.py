@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = commands.add_parser("show", help="the figures of every trace at DIR")
     show.add_argument("places", nargs=1, metavar="DIR")
     compare = commands.add_parser("compare", help="what got slower from A to B, in ms a step")
-    compare.add_argument("places", nargs=2, metavar=("A", "B"))
+    compare.add_argument("places", nargs=2, metavar="DIR")
     for command in (show, compare):
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
         command.add_argument("--html", metavar="FILE", help="write a page that needs no other file, too")
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"{' and '.join(missing)}: there is no such file or folder")
     if arguments.command == "merge":
         return _merge(*places)
+    if arguments.top < 1:
+        raise ConfigError(f"--top {arguments.top}: at least one row is wanted")
     found, sections = (_show if arguments.command == "show" else _compare)(*places, top=arguments.top)
     return _report(arguments, found, sections)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nnxtrain.errors import ConfigError
+from nnxtrain.errors import ConfigError, DataError
 from nnxtrain.profiling.trace import trace_files
 
 PROCESS = re.compile(r"(stage_\d+\.)?process_\d+")
@@ -27,20 +27,22 @@ def merge(place: Path) -> list[Path]:
 
     Raises:
         ConfigError: there is no trace, or one that lies in no window.
+        DataError: a timeline is damaged; what was merged before stays.
     """
     windows: dict[Path, list[Path]] = defaultdict(list)
-    for file in trace_files(place):
+    for file in trace_files(place.resolve()):
         if len(file.parents) < 5 or not PROCESS.fullmatch(file.parents[3].name):
             raise ConfigError(f"{file} is not in the folder of a process, such as process_0000")
         windows[file.parents[4]].append(file)
     for window, files in windows.items():
+        timeline = json.dumps({"traceEvents": _timeline(files)})
         part, final = window / ".merged.part", window / "merged"
         session = part / "plugins" / "profile" / window.name
         shutil.rmtree(part, ignore_errors=True)
         session.mkdir(parents=True)
         for file in files:  # a viewer takes the name of the file for the host
             shutil.copyfile(file, session / f"{file.parents[3].name}.xplane.pb")
-        (part / PERFETTO).write_bytes(gzip.compress(json.dumps({"traceEvents": _timeline(files)}).encode()))
+        (part / PERFETTO).write_bytes(gzip.compress(timeline.encode()))
         shutil.rmtree(final, ignore_errors=True)
         part.replace(final)
     return [window / "merged" for window in windows]
@@ -51,7 +53,11 @@ def _timeline(files: Sequence[Path]) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for number, file in enumerate(files):
         for timeline in file.parent.glob("*.trace.json.gz"):
-            for event in json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]:
+            try:
+                found = json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]
+            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{timeline} is no timeline: {error}") from error
+            for event in found:
                 if "pid" not in event:
                     continue
                 event["pid"] += number * PIDS

@@ -87,7 +87,7 @@ def trace_files(place: Path) -> list[Path]:
     Raises:
         ConfigError: there is none.
     """
-    found = [place] if place.is_file() else sorted(place.rglob("*.xplane.pb"))
+    found = [place] if place.is_file() else sorted(path for path in place.rglob("*.xplane.pb") if path.is_file())
     found = [
         path for path in found if not any(part == "merged" or part[0] == "." for part in path.relative_to(place).parts)
     ]
@@ -102,7 +102,8 @@ def digest_of(file: Path) -> Digest:
     Raises:
         DataError: the file is no trace.
     """
-    raw = file.read_bytes()
+    if not (raw := file.read_bytes()):
+        raise DataError(f"{file} is no trace: it is empty")
     try:
         data, programs = ProfileData.from_serialized_xspace(raw), origins(raw)
         named, operations = _read(data)
@@ -154,8 +155,9 @@ def _steps(named: list[_Event]) -> Iterator[Step]:
 
     A step is prepared in its `train`, and its `metrics_wait`, inside the `train` of the next one, ends as it ends.
     """
-    begins = {event.stats["step_num"]: event for event in named if event.name == "train"}
-    ends = {event.stats["step_num"]: event.end for event in named if event.name == "metrics_wait"}
+    numbered = [event for event in named if "step_num" in event.stats]  # other code may have a `train` of its own
+    begins = {event.stats["step_num"]: event for event in numbered if event.name == "train"}
+    ends = {event.stats["step_num"]: event.end for event in numbered if event.name == "metrics_wait"}
     waits = [event for event in named if event.name == "data_wait"]
     before = 0.0
     for step, begin in sorted(begins.items()):

@@ -20,6 +20,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file under a temporary name and renames it, so that no reader ever sees half of it."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; a file is wanted")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -154,11 +154,13 @@ def test_a_number_outside_its_range_is_refused_and_the_ends_are_kept(refused, pa
     outside = [low - 1, 2**31 if kind is int else None, high + 1 if high < 2**31 else None]
     if span.endswith(")") and high < 2**31:
         outside.append(high)
+    if span.startswith("("):
+        outside.append(low)
     for number in outside:
         if number is not None:
             message = refused("", f"{path}={kind(number)}")
             assert f"{path}: {kind(number)} must be" in message
-    inside = [low] + ([high] if span.endswith("]") else [])
+    inside = ([low] if span.startswith("[") else []) + ([high] if span.endswith("]") else [])
     assert all(problem_of(leaf.declared, kind(number)) is None for number in inside)
 
 
@@ -239,6 +241,9 @@ def test_a_given_head_width_frees_the_width_of_the_model(loaded):
         (("optimizer.name=sgd", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
         (("optimizer.name=schedule_free_adamw", "optimizer.ema=0.9"), "optimizer.ema"),
         (("optimizer.name=schedule_free_adamw", "optimizer.b1=0"), "optimizer.b1"),
+        (("optimizer.eps=0",), "optimizer.eps"),
+        (("optimizer.b1=0.99999999",), "optimizer.b1"),
+        (("optimizer.b2=0.99999999",), "optimizer.b2"),
         (("schedule.warmup_steps=1", "schedule.warmup_fraction=0.1"), "schedule.warmup_fraction"),
         (("schedule.decay_steps=0", "schedule.decay_fraction=0.1"), "schedule.decay_fraction"),
     ],

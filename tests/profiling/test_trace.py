@@ -86,6 +86,13 @@ def test_a_step_lasts_from_the_end_of_the_one_before_to_its_own(write):
     ]
 
 
+def test_a_trace_of_other_code_has_no_steps(write):
+    """Its `train` has no number; all else is counted."""
+    found = digest(write(HOST.replace("step_num", "epoch")))
+    assert (found.steps, found.step_ms) == ([], None)
+    assert len(found.annotations) == 3
+
+
 @pytest.mark.parametrize(
     ("text", "want"),
     [
@@ -126,7 +133,10 @@ def test_what_is_no_trace_is_refused(tmp_path, capsys):
     with pytest.raises(DataError, match="is no trace"):
         digest_of(tmp_path / "a.xplane.pb")
     assert guarded(main, ["show", str(tmp_path)]) == 5
+    (tmp_path / "a.xplane.pb").write_bytes(b"")
+    assert guarded(main, ["show", str(tmp_path)]) == 5
     (tmp_path / "a.xplane.pb").unlink()
+    (tmp_path / "a.xplane.pb").mkdir()
     assert guarded(main, ["show", str(tmp_path)]) == 2
     assert guarded(main, ["show", str(tmp_path / "missing")]) == 2
     assert "no such file or folder" in capsys.readouterr().err
@@ -198,6 +208,28 @@ def test_merge_puts_processes_side_by_side(write, tmp_path, capsys):
     capsys.readouterr()
     assert guarded(main, ["show", str(window), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_merge_names_a_damaged_timeline_and_leaves_nothing(write, tmp_path, capsys):
+    """A copy that was cut, or another file of the same ending."""
+    window = write(HOST, process="process_0000")
+    (timeline,) = window.rglob("*.trace.json.gz")
+    whole = timeline.read_bytes()
+    for damaged in (whole[:-9], b"x", gzip.compress(b"{"), gzip.compress(b"{}")):
+        timeline.write_bytes(damaged)
+        assert guarded(main, ["merge", str(window)]) == 5
+        assert f"{timeline.name} is no timeline" in capsys.readouterr().err
+        assert not list(window.glob("*merged*"))
+
+
+def test_words_that_cannot_be_followed_are_refused(write, tmp_path, capsys):
+    """One place to compare, no rows, a folder in the place of the page."""
+    window = write(HOST, process="process_0000")
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", str(window)])
+    assert guarded(main, ["show", str(window), "--top", "-5"]) == 2
+    assert guarded(main, ["show", str(window), "--html", str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder" in capsys.readouterr().err
 
 
 def test_merge_refuses_a_trace_outside_a_window(tmp_path, capsys):

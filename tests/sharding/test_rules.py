@@ -57,7 +57,13 @@ def test_rules_of_the_configuration_win():
     assert own["mlp"] == ("tensor", "context")
 
 
-@pytest.mark.parametrize("rule", ["vocap=tensor", "vocab=tenser", "vocab", "vocab=tensor+tensor", "optimizer.=data"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "vocap=tensor", "vocab=tenser", "vocab", "vocab=tensor+tensor", "optimizer.=data",
+        "batch=foo", "sequence=foo", "batch=", "batch", "sequence=data",
+    ],
+)  # fmt: skip
 def test_a_rule_that_means_nothing_is_refused(rule):
     """It would leave the table as it was."""
     with pytest.raises(ConfigError, match=r"mesh\.rules"):
