@@ -73,7 +73,7 @@ class WatchedEngine:
 
     Attributes:
         gradients: of the first step, divided by its targets, by path.
-        counts: as in `Course`.
+        counts: as in `Trial`.
     """
 
     def __init__(self, engine: SplitEngine):

@@ -1,4 +1,4 @@
-"""`python -m nnxtrain.profiling show DIR | merge DIR | compare A B`: what traces say, without a browser."""
+"""`python -m nnxtrain.profiling show DIR | merge DIR | compare DIR DIR`: what traces say, without a browser."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|merge|compare")
     show = commands.add_parser("show", help="the figures of every trace at DIR")
     show.add_argument("places", nargs=1, metavar="DIR")
-    compare = commands.add_parser("compare", help="what got slower from A to B, in ms a step")
+    compare = commands.add_parser("compare", help="what got slower from the first DIR to the second, in ms a step")
     compare.add_argument("places", nargs=2, metavar="DIR")
     for command in (show, compare):
         command.add_argument("--json", action="store_true", help="print JSON instead of text")

@@ -87,7 +87,7 @@ def trace_files(place: Path) -> list[Path]:
     Raises:
         ConfigError: there is none.
     """
-    found = [place] if place.is_file() else sorted(path for path in place.rglob("*.xplane.pb") if path.is_file())
+    found = [place] if place.is_file() else sorted(filter(Path.is_file, place.rglob("*.xplane.pb")))
     found = [
         path for path in found if not any(part == "merged" or part[0] == "." for part in path.relative_to(place).parts)
     ]
