@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT)]
 from jax.profiler import StepTraceAnnotation, TraceAnnotation  # noqa: E402
 
 from benchmarks.figures import spread, write_report  # noqa: E402
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.profile import ProfileConfig  # noqa: E402
 from nnxtrain.profiling.profiler import Profiler  # noqa: E402
 from nnxtrain.profiling.session import Place  # noqa: E402

@@ -20,12 +20,13 @@ import jax  # noqa: E402
 from flax import nnx  # noqa: E402
 
 from benchmarks.figures import spread, write_report  # noqa: E402
-from nnxtrain.build import make_program, open_data  # noqa: E402
+from nnxtrain.build.feed import open_data  # noqa: E402
+from nnxtrain.build.program import make_program  # noqa: E402
 from nnxtrain.checkpoint.store import CheckpointStore  # noqa: E402
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
-from nnxtrain.data.pipeline import START  # noqa: E402
-from nnxtrain.describe import checkpoint_meta  # noqa: E402
+from nnxtrain.data.batches import START  # noqa: E402
+from nnxtrain.run.banner import checkpoint_meta  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
 SIZES = ("model.embed=384", "model.heads=6", "model.kv_heads=6", "model.layers=5", "model.vocab=1024")

@@ -18,9 +18,9 @@ import jax  # noqa: E402
 from benchmarks.dispatch import layer_counts  # noqa: E402
 from benchmarks.figures import shown, spread, write_report  # noqa: E402
 from benchmarks.steps import SIZES  # noqa: E402
-from nnxtrain.build import make_program  # noqa: E402
-from nnxtrain.compile.show import print_table  # noqa: E402
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.aot.show import print_table  # noqa: E402
+from nnxtrain.build.program import make_program  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from tools.words import split_words  # noqa: E402

@@ -22,12 +22,12 @@ import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 
 from benchmarks.figures import shown, spread, write_report  # noqa: E402
-from nnxtrain.build import Program, make_program  # noqa: E402
-from nnxtrain.compile.show import print_table  # noqa: E402
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.aot.show import print_table  # noqa: E402
+from nnxtrain.build.program import Program, make_program  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
-from nnxtrain.loop import run_loop  # noqa: E402
+from nnxtrain.loops.train_loop import run_loop  # noqa: E402
 from nnxtrain.types import Batch, Metrics  # noqa: E402
 from tools.words import split_words  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnxtrain.run.directory import write_whole
+from nnxtrain.host.files import write_whole
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

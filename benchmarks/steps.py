@@ -27,13 +27,14 @@ from flax import nnx  # noqa: E402
 from benchmarks import floor  # noqa: E402
 from benchmarks.dispatch import layer_counts, measure_dispatch, print_dispatch  # noqa: E402
 from benchmarks.figures import shown, spread, write_report  # noqa: E402
-from nnxtrain.build import Program, make_program, open_data  # noqa: E402
-from nnxtrain.compile.report import memory_of as compiled_memory  # noqa: E402
-from nnxtrain.compile.show import print_table  # noqa: E402
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.aot.report import memory_of as compiled_memory  # noqa: E402
+from nnxtrain.aot.show import print_table  # noqa: E402
+from nnxtrain.build.feed import open_data  # noqa: E402
+from nnxtrain.build.program import Program, make_program  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
-from nnxtrain.data.pipeline import START  # noqa: E402
+from nnxtrain.data.batches import START  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.models.flops import flops_per_token  # noqa: E402
 from nnxtrain.state import TrainStateNNX  # noqa: E402

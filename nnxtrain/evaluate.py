@@ -6,13 +6,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, make_parser, parse, run, traced
+from nnxtrain.cli.command import make_parser, parse, run, traced
 from nnxtrain.config.load import load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
+from nnxtrain.host.platform import choose_platform
 
 if TYPE_CHECKING:
-    from nnxtrain.tables import Tables
+    from nnxtrain.build.registry import Registry
 
 EPILOG = """\
 example:
@@ -22,8 +23,8 @@ Prints one JSON object a set. Nothing in the run directory changes.
 """
 
 
-def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
-    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
+def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
+    """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
     parser = make_parser("evaluate", "Evaluates the newest weights of a run on every held-out set.", epilog=EPILOG)
     parser.add_argument(
         "run", metavar="RUN_DIR|CONFIG.yml", help="a run, or the configuration that it was started with"
@@ -32,35 +33,39 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
     arguments = parse(argv, parser)
     place = Path(arguments.run)
     config = load(
-        place / "config.yml" if place.is_dir() else place, arguments.overrides, extra=tables.names() if tables else None
+        place / "config.yml" if place.is_dir() else place,
+        arguments.overrides,
+        extra=registry.names() if registry else None,
     )
     folder = place if place.is_dir() else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)
     with traced(config):
-        return evaluate_run(config, folder, tables)
+        return evaluate_run(config, folder, registry)
 
 
-def evaluate_run(config: Config, folder: Path, tables: "Tables | None") -> int:
+def evaluate_run(config: Config, folder: Path, registry: "Registry | None") -> int:
     """Prints the evaluation of every held-out set; returns the exit code.
 
     Raises:
         ConfigError: the run has no weights, or the data has no held-out set.
         CheckpointError: the weights cannot be read, or are of another model.
     """
-    from nnxtrain.build import bind_to, make_evaluators, make_program, open_data
-    from nnxtrain.cache import use_compilation_cache
+    from nnxtrain.build.evaluators import bind_to, make_evaluators
+    from nnxtrain.build.feed import open_data
+    from nnxtrain.build.program import make_program
+    from nnxtrain.build.registry import BUILT_IN
     from nnxtrain.checkpoint.saver import read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
-    from nnxtrain.run.directory import finite
-    from nnxtrain.tables import BUILT_IN
+    from nnxtrain.host.compilation_cache import use_compilation_cache
+    from nnxtrain.host.files import finite
 
-    program = make_program(config, tables=tables or BUILT_IN)
+    program = make_program(config, registry=registry or BUILT_IN)
     use_compilation_cache(config)
     data = open_data(program)
     if not data.dataset.held_out:
         raise ConfigError("there is no held-out set; data.validation_path names one")
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        step, model = read_to_evaluate(store, program.wanted, averages=config.optimizer.averages)
+        step, model = read_to_evaluate(store, program.restore_spec, averages=config.optimizer.averages)
     for name, evaluate in make_evaluators(data, bind_to(model)).items():
         if (result := evaluate(lambda: False)) is not None:
             print(json.dumps(finite({"step": step, "name": name, **result._asdict()})))

@@ -6,14 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import choose_platform, make_parser, parse, run, traced
+from nnxtrain.cli.command import make_parser, parse, run, traced
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import list_keys, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
+from nnxtrain.host.platform import choose_platform
 
 if TYPE_CHECKING:
-    from nnxtrain.tables import Tables
+    from nnxtrain.build.registry import Registry
 
 EPILOG = """\
 example:
@@ -23,8 +24,8 @@ keys:
 """
 
 
-def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
-    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
+def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
+    """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
     keys = "\n".join(f"  {path.removeprefix('generate.'):14}{doc} (default {default})"
                      for path, _, default, doc in list_keys("generate."))  # fmt: skip
     parser = make_parser("generate", "Writes text with the newest weights of a run.", epilog=EPILOG + keys)
@@ -38,29 +39,30 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
         raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
-    config = load(folder / "config.yml", words, extra=tables.names() if tables else None)
+    config = load(folder / "config.yml", words, extra=registry.names() if registry else None)
     choose_platform(config)
     with traced(config):
-        print(write_text(folder, config, tables))
+        print(write_text(folder, config, registry))
     return 0
 
 
-def write_text(folder: Path, config: Config, tables: "Tables | None") -> str:
+def write_text(folder: Path, config: Config, registry: "Registry | None") -> str:
     """Returns the prompt and what the model makes of it.
 
     Raises:
         CheckpointError: the run has no weights yet, or they cannot be read.
     """
-    from nnxtrain.build import bind_to, make_program, make_writer, on_one_device
-    from nnxtrain.cache import use_compilation_cache
+    from nnxtrain.build.evaluators import bind_to, make_writer
+    from nnxtrain.build.program import make_program, on_one_device
+    from nnxtrain.build.registry import BUILT_IN
     from nnxtrain.checkpoint.saver import read_to_evaluate
     from nnxtrain.checkpoint.store import CheckpointStore
-    from nnxtrain.tables import BUILT_IN
+    from nnxtrain.host.compilation_cache import use_compilation_cache
 
-    program = make_program(on_one_device(config), tables=tables or BUILT_IN)
+    program = make_program(on_one_device(config), registry=registry or BUILT_IN)
     use_compilation_cache(config)
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
-        _, model = read_to_evaluate(store, program.wanted, averages=config.optimizer.averages)
+        _, model = read_to_evaluate(store, program.restore_spec, averages=config.optimizer.averages)
     return make_writer(config, program.tokenizer, bind_to(model))()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.errors import ConfigError, LostProcessError
 
 EPILOG = """\

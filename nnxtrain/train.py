@@ -5,9 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.config.command import (
+from nnxtrain.cli.command import (
     answer_about_keys,
-    choose_platform,
     leave_on_signals,
     load_config,
     make_parser,
@@ -19,10 +18,11 @@ from nnxtrain.config.command import (
 from nnxtrain.config.load import as_mapping, differences, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
+from nnxtrain.host.platform import choose_platform
 from nnxtrain.run.directory import read_summary
 
 if TYPE_CHECKING:
-    from nnxtrain.tables import Tables
+    from nnxtrain.build.registry import Registry
 
 EPILOG = """\
 ways in:
@@ -49,8 +49,8 @@ exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite
 """
 
 
-def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
-    """Runs the command line; returns the exit code. `tables` hold entries from outside the package."""
+def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
+    """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
     began = time.monotonic()
     parser = make_parser("train", "Trains a language model.", epilog=EPILOG)
     parser.add_argument(
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):
         return 0
-    extra = tables.names() if tables else None
+    extra = registry.names() if registry else None
     config = load_config(arguments, extra=extra)
     if arguments.print_config:
         print_config(config)
@@ -75,21 +75,21 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
         return 0
     choose_platform(config)
     leave_on_signals()
-    from nnxtrain.tables import BUILT_IN
+    from nnxtrain.build.registry import BUILT_IN
 
-    parts = tables or BUILT_IN
+    parts = registry or BUILT_IN
     with traced(config):
         if arguments.show_schedule:
-            from nnxtrain.show_schedule import show_schedule
+            from nnxtrain.cli.show_schedule import show_schedule
 
             return show_schedule(config, parts)
         if arguments.dry_run:
-            from nnxtrain.dry_run import dry_run
+            from nnxtrain.cli.dry_run import dry_run
 
             return dry_run(config, parts)
-        from nnxtrain.execute import execute
+        from nnxtrain.run.run import execute
 
-        return execute(config, folder, tables=parts, began=began)
+        return execute(config, folder, registry=parts, began=began)
 
 
 def _is_finished(config: Config, folder: Path, *, extra: Mapping[str, Collection[str]] | None) -> bool:

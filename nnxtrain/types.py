@@ -89,7 +89,7 @@ class Phases(NamedTuple):
 Curve = Callable[[jax.Array, Phases], jax.Array]
 
 
-class Course(NamedTuple):
+class UpdateContext(NamedTuple):
     """What an update rule works on.
 
     Attributes:
@@ -103,8 +103,8 @@ class Course(NamedTuple):
     finish: optax.GradientTransformation
 
 
-# `(config, course) -> what turns clipped gradients into updates`
-UpdateRule = Callable[[OptimizerConfig, Course], optax.GradientTransformation]
+# `(config, context) -> what turns clipped gradients into updates`
+UpdateRule = Callable[[OptimizerConfig, UpdateContext], optax.GradientTransformation]
 
 # `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s], window) -> [b s h c]`, causal; a token sees the last
 # `window` tokens, itself included, or all before it where that is None

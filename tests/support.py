@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from nnxtrain.build import Program, make_program
-from nnxtrain.checkpoint.layout import scanned, unrolled
+from nnxtrain.build.program import Program, make_program
+from nnxtrain.checkpoint.stacking import scanned, unrolled
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.load import load
 

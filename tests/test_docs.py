@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.annotations import main as annotations
-from nnxtrain.aot import main as aot
-from nnxtrain.config.command import guarded
+from nnxtrain.aot.__main__ import main as aot
+from nnxtrain.cli.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.generate import main as generate
 from nnxtrain.launch import main as launch

@@ -6,7 +6,7 @@ import shutil
 import jax
 import pytest
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.train import main as train
 from tests.support import TINY, rows_of, run_module

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from nnxtrain.config.command import guarded
+from nnxtrain.build.registry import Registry
+from nnxtrain.cli.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.generate import main as generate
 from nnxtrain.models.decoder import MODELS
-from nnxtrain.tables import Tables
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of
 
@@ -84,12 +84,12 @@ def test_such_a_run_is_evaluated_and_written_from_with_the_same_tables(run, tmp_
     word = "model.name=scaled"
     assert run(PROGRAMS[word], word) == 0
     made = runpy.run_path(str(tmp_path / "mine.py"), run_name="mine")
-    tables = Tables(models=MODELS | {"scaled": made["ScaledHead"]})
+    registry = Registry(models=MODELS | {"scaled": made["ScaledHead"]})
     folder = tmp_path / "tiny"
     capsys.readouterr()
-    assert guarded(functools.partial(evaluate, tables=tables), [str(folder)]) == 0
+    assert guarded(functools.partial(evaluate, registry=registry), [str(folder)]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(rows_of(folder, "eval")[-1]["loss"], rel=1e-6)
-    assert guarded(functools.partial(generate, tables=tables), [str(folder)]) == 0
+    assert guarded(functools.partial(generate, registry=registry), [str(folder)]) == 0
     assert capsys.readouterr().out == next((folder / "samples").iterdir()).read_text()
 
 

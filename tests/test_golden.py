@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from nnxtrain.build import open_data
-from nnxtrain.data.pipeline import START
+from nnxtrain.build.feed import open_data
+from nnxtrain.data.batches import START
 from tests.support import tiny_program
 
 GOLDEN = Path(__file__).parent / "golden" / "tiny_losses.json"

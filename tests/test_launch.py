@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.launch import main as launch_main
 from nnxtrain.profiling.__main__ import main as profiling_main
 from nnxtrain.profiling.trace import digest_of, trace_files

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.train import main
 from tests.support import TINY, rows_of, run_module
 

@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from nnxtrain.config.command import choose_platform, parse, run  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
+from nnxtrain.host.platform import choose_platform  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
 if TYPE_CHECKING:
-    from nnxtrain.tables import Tables
+    from nnxtrain.build.registry import Registry
     from tools.engine_trial import Trial
 
 OWN = {
@@ -66,8 +67,8 @@ class Check(NamedTuple):
         return self.error <= self.limit
 
 
-def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -> int:
-    """Compares, measures, prints; returns the exit code. `tables` hold engines from outside the package."""
+def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
+    """Compares, measures, prints; returns the exit code. `registry` holds engines from outside the package."""
     form = argparse.RawDescriptionHelpFormatter
     name = "tools/compare_training_engine.py"
     parser = argparse.ArgumentParser(prog=name, description=__doc__, allow_abbrev=False, formatter_class=form)
@@ -79,18 +80,18 @@ def main(argv: Sequence[str] | None = None, *, tables: "Tables | None" = None) -
     check_words(own)
     choose_platform(config)
     from benchmarks.figures import write_report
-    from nnxtrain.tables import BUILT_IN
+    from nnxtrain.build.registry import BUILT_IN
 
-    tables = tables or BUILT_IN
+    registry = registry or BUILT_IN
     sizes = {"rows": config.batch.global_size // config.batch.accum_steps, "microbatches": own["m_steps"]}
-    checks = list(compared(arguments.config, rest, own, tables=tables, **sizes))
+    checks = list(compared(arguments.config, rest, own, registry=registry, **sizes))
     report: dict[str, Any] = {"m_steps": own["m_steps"], "n_iterations": own["n_iterations"], "words": rest}
     report["environment"] = {name: os.environ.get(name) for name in ("GLIBC_TUNABLES", "XLA_FLAGS")}
     if checks:
         print_checks(checks)
         report["checks"] = [check._asdict() | {"holds": check.holds} for check in checks]
     if own["suite"] in ("all", "benchmark"):
-        report |= measured(arguments.config, rest, own, tables=tables, **sizes)
+        report |= measured(arguments.config, rest, own, registry=registry, **sizes)
     write_report(report, own["report"])
     broken = [check for check in checks if not check.holds]
     for check in broken:
@@ -117,7 +118,7 @@ def check_words(own: dict[str, Any]) -> None:
 
 
 def compared(
-    path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, tables: "Tables"
+    path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, registry: "Registry"
 ) -> Iterator[Check]:
     """Yields the comparisons of a suite."""
     from tools.engine_trial import run_trial
@@ -126,7 +127,9 @@ def compared(
     for kind in own["types"].split(",") if suites else ():
         print(f"trial in {kind} ...", flush=True)
         sizes = {"rows": rows, "microbatches": microbatches}
-        trial = run_trial(path, [*words, f"model.dtype={kind}"], not_compiled=kind == "float32", tables=tables, **sizes)
+        trial = run_trial(
+            path, [*words, f"model.dtype={kind}"], not_compiled=kind == "float32", registry=registry, **sizes
+        )
         for name in suites:
             yield from CHECKS[name](kind, trial, microbatches)
 
@@ -179,10 +182,10 @@ def pairs_of(trial: "Trial") -> list[tuple[str, str]]:
 
 
 def measured(
-    path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, tables: "Tables"
+    path: str, words: list[str], own: dict[str, Any], *, rows: int, microbatches: int, registry: "Registry"
 ) -> dict[str, Any]:
     """Returns figures of time and memory, and of the trace if there is one; prints them."""
-    from nnxtrain.run.compiles import CompileLog
+    from nnxtrain.run.recompiles import CompileLog
     from tools.engine_cost import make_side, measure, trace
     from tools.engine_trial import program_of
 
@@ -191,7 +194,7 @@ def measured(
     engines = {"baseline": "single", "engine": "split"}
     sides = {
         name: make_side(
-            program_of(path, [*words, f"engine.name={engine}"], rows=rows, microbatches=microbatches, tables=tables)
+            program_of(path, [*words, f"engine.name={engine}"], rows=rows, microbatches=microbatches, registry=registry)
         )
         for name, engine in engines.items()
     }
@@ -220,7 +223,7 @@ def print_checks(checks: list[Check]) -> None:
 def print_figures(figures: dict[str, Any]) -> None:
     """Prints both sides, one column each."""
     from benchmarks.figures import shown
-    from nnxtrain.compile.show import print_table
+    from nnxtrain.aot.show import print_table
 
     lines = (
         ("cycle, ms", "cycle_s", 1e3),

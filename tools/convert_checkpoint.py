@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load, to_yaml  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
-from nnxtrain.run.directory import write_whole  # noqa: E402
+from nnxtrain.host.files import write_whole  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
 LAYOUTS = {"scanned": "true", "unrolled": "false"}
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def convert(run: Path, output: Path, *, layout: str, step: int) -> int:
     """Writes the checkpoint of `step`, or the newest for -1, in another layout; returns its step."""
-    from nnxtrain.build import make_program, on_one_device
+    from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.checkpoint.store import CheckpointStore
     from nnxtrain.config.load import as_mapping
 

@@ -10,11 +10,11 @@ from flax import nnx
 from jax.profiler import ProfileOptions
 
 from benchmarks.figures import spread
-from nnxtrain.build import Program
-from nnxtrain.compile.report import memory_of
+from nnxtrain.aot.report import memory_of
+from nnxtrain.build.program import Program
 from nnxtrain.engine.base import Engine
 from nnxtrain.profiling.trace import Digest, digest_of, trace_files
-from nnxtrain.run.compiles import CompileLog
+from nnxtrain.run.recompiles import CompileLog
 from nnxtrain.sharding.audit import bytes_per_device
 from nnxtrain.types import Batch
 

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from nnxtrain.build import Program, make_program
+from nnxtrain.build.program import Program, make_program
+from nnxtrain.build.registry import Registry
 from nnxtrain.config.load import load
 from nnxtrain.engine.base import Engine
 from nnxtrain.engine.split import SplitEngine
 from nnxtrain.errors import UserError
 from nnxtrain.state import TrainStateNNX
-from nnxtrain.tables import Tables
 from nnxtrain.types import Batch, Metrics, Sums
 
 CLIP_NORM = 0.05
@@ -42,7 +42,7 @@ class Worst(NamedTuple):
     error: float
 
 
-class Course(NamedTuple):
+class UpdateContext(NamedTuple):
     """What one side made of the trial.
 
     Attributes:
@@ -63,7 +63,7 @@ class Trial(NamedTuple):
         counts: microbatches in the sums before and after each update, and whether the sums were zero after it.
     """
 
-    courses: dict[str, Course]
+    courses: dict[str, UpdateContext]
     gradients: dict[str, Arrays]
     counts: list[tuple[int, int, bool]]
 
@@ -116,7 +116,7 @@ class EagerEngine:
             microbatch = {name: leaf[number] for name, leaf in batch.items()}
             more = self._program.forward_backward(self._state, microbatch)
             sums = more if sums is None else jax.tree.map(jax.numpy.add, sums, more)
-        self._state, metrics = self._program.update(self._state, self._program.join(sums))
+        self._state, metrics = self._program.update(self._state, self._program.sum_replicas(sums))
         return metrics
 
     def state(self) -> TrainStateNNX:
@@ -124,14 +124,14 @@ class EagerEngine:
         return self._state
 
 
-def program_of(path: str, words: list[str], *, rows: int, microbatches: int, tables: Tables) -> Program:
+def program_of(path: str, words: list[str], *, rows: int, microbatches: int, registry: Registry) -> Program:
     """Returns the program of a configuration with `microbatches` of `rows` rows."""
     sizes = [f"batch.global_size={rows * microbatches}", f"batch.accum_steps={microbatches}"]
-    return make_program(load(path, [*words, *sizes]), tables=tables)
+    return make_program(load(path, [*words, *sizes]), registry=registry)
 
 
 def run_trial(
-    path: str, words: list[str], *, rows: int, microbatches: int, not_compiled: bool, tables: Tables
+    path: str, words: list[str], *, rows: int, microbatches: int, not_compiled: bool, registry: Registry
 ) -> Trial:
     """Returns what each side made of the trial.
 
@@ -141,16 +141,16 @@ def run_trial(
         rows: of a microbatch.
         microbatches: of a step.
         not_compiled: whether the first step is also taken operation by operation, which takes its time.
-        tables: in which `engine.name` is looked up.
+        registry: in which `engine.name` is looked up.
 
     Raises:
         UserError: clipping or the spike guard had nothing to do, so that the trial proves nothing.
     """
     own = [*words, *TRIAL]
-    many = program_of(path, [*own, "engine.name=split"], rows=rows, microbatches=microbatches, tables=tables)
+    many = program_of(path, [*own, "engine.name=split"], rows=rows, microbatches=microbatches, registry=registry)
     batches = [trial_batch(many, seed=seed) for seed in range(STEPS)]
-    one = program_of(path, [*own, "engine.name=single"], rows=rows * microbatches, microbatches=1, tables=tables)
-    single = program_of(path, [*own, "engine.name=single"], rows=rows, microbatches=microbatches, tables=tables)
+    one = program_of(path, [*own, "engine.name=single"], rows=rows * microbatches, microbatches=1, registry=registry)
+    single = program_of(path, [*own, "engine.name=single"], rows=rows, microbatches=microbatches, registry=registry)
     engine = many.make_engine()
     if not isinstance(engine, SplitEngine):
         raise UserError(f"engine.name=split is {type(engine).__name__} here, which takes no microbatches")
@@ -176,7 +176,7 @@ def run_trial(
     return Trial(courses, gradients, watched.counts)
 
 
-def follow(program: Program, engine: Any, batches: list[Arrays]) -> Course:
+def follow(program: Program, engine: Any, batches: list[Arrays]) -> UpdateContext:
     """Returns what an engine, or what stands in for one, makes of batches, leaves `[m*b ...]`."""
     metrics = []
     for rows in batches:
@@ -186,7 +186,7 @@ def follow(program: Program, engine: Any, batches: list[Arrays]) -> Course:
     for name in ("loss", "norm"):  # a variance loses its digits where the mean is large; the mean of squares keeps them
         square = f"guard/{name}_square/value"
         arrays[square] = arrays[square] + arrays[f"guard/{name}_mean/value"] ** 2
-    return Course(metrics, arrays)
+    return UpdateContext(metrics, arrays)
 
 
 def put(program: Program, rows: Arrays) -> Batch:

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT)]
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from nnxtrain.config.command import parse, run  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError, UserError  # noqa: E402
 from tools.words import split_words  # noqa: E402
@@ -129,7 +129,7 @@ def weights(run: Path) -> dict[str, bytes]:
     """Returns the bytes of every array of a run's newest checkpoint."""
     import numpy as np
 
-    from nnxtrain.build import make_program, on_one_device
+    from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.checkpoint.store import ARRAYS, CheckpointStore
     from nnxtrain.checkpoint.tree import flat
 

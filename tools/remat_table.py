@@ -19,12 +19,13 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from nnxtrain.config.command import choose_platform, parse, run  # noqa: E402
+from nnxtrain.cli.command import parse, run  # noqa: E402
 from nnxtrain.config.load import LEAVES, load  # noqa: E402
 from nnxtrain.config.remat import RematConfig  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
-from nnxtrain.run.directory import write_whole  # noqa: E402
+from nnxtrain.host.files import write_whole  # noqa: E402
+from nnxtrain.host.platform import choose_platform  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
 POLICIES = tuple(name for name in LEAVES["remat.policy"].declared.metadata["choices"] if name != "custom")
@@ -135,7 +136,7 @@ def gradient_flops(config: Config) -> int:
     """Returns the FLOPs of all matrix products in loss and gradients of a step."""
     import jax
 
-    from nnxtrain.compile.jaxpr import product_flops
+    from nnxtrain.aot.jaxpr import product_flops
 
     jaxpr = _traced(config, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
     return config.batch.accum_steps * product_flops(jaxpr)
@@ -143,7 +144,7 @@ def gradient_flops(config: Config) -> int:
 
 def temp_bytes(config: Config) -> int | None:
     """Returns the bytes of the temporaries of the compiled step; None where nothing can offload as its policy asks."""
-    from nnxtrain.build import make_program, on_one_device
+    from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.models.remat import can_offload
 
     program = make_program(on_one_device(config))
@@ -158,7 +159,7 @@ def _traced(config: Config, function: Any) -> Any:
     import jax
     from flax import nnx
 
-    from nnxtrain.build import loss_sum_of, make_program, on_one_device
+    from nnxtrain.build.program import loss_sum_of, make_program, on_one_device
     from nnxtrain.types import PRNG
 
     program = make_program(on_one_device(config))

@@ -8,7 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from nnxtrain.checkpoint.failures import different, reported
-from nnxtrain.checkpoint.layout import Leaf, differences, leaf_of
+from nnxtrain.checkpoint.stacking import Leaf, differences, leaf_of
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, jax.Array]) -> None:

@@ -16,7 +16,7 @@ from nnxtrain.optim.averages import evaluation_model
 from nnxtrain.state import TrainStateNNX
 
 
-class Moment(NamedTuple):
+class Snapshot(NamedTuple):
     """A step at which a run can be saved: its number, state, position of the data, and loss to keep the best by."""
 
     step: int
@@ -66,27 +66,27 @@ class Saver:
         by_time = minutes is not None and self._now() - self._when >= 60 * minutes
         return self._config.enabled and (by_time or (every > 0 and step % every == 0))
 
-    def save(self, moment: Moment) -> bool:
-        """Saves a moment, unless it is saved already or nothing is to be saved; tells whether it is saved.
+    def save(self, snapshot: Snapshot) -> bool:
+        """Saves a snapshot, unless it is saved already or nothing is to be saved; tells whether it is saved.
 
         Raises:
             CheckpointError: this save, or the one before it, failed.
-            NonFiniteError: a weight or moment of the moment is not finite.
+            NonFiniteError: a weight or moment of the snapshot is not finite.
         """
-        if moment.step == self.last:
+        if snapshot.step == self.last:
             return True
         if not self._config.enabled:
             return False
         if not self._is_finite():
             what = "its weights or moments are not all finite, and it is not saved"
-            raise NonFiniteError(f"step {moment.step}: {what}; try a lower optimizer.learning_rate")
-        self._store.save(moment.step, moment.state, data=moment.data, meta=self._meta, loss=moment.loss)
-        self.last = moment.step
+            raise NonFiniteError(f"step {snapshot.step}: {what}; try a lower optimizer.learning_rate")
+        self._store.save(snapshot.step, snapshot.state, data=snapshot.data, meta=self._meta, loss=snapshot.loss)
+        self.last = snapshot.step
         self._when = self._now()
         return True
 
 
-class Wanted(NamedTuple):
+class RestoreSpec(NamedTuple):
     """What a run asks of a checkpoint.
 
     Attributes:
@@ -101,7 +101,7 @@ class Wanted(NamedTuple):
 
 
 def restore_run(
-    store: CheckpointStore, wanted: Wanted, *, resume: str, say: Callable[[str], None], falls_back: bool = True
+    store: CheckpointStore, wanted: RestoreSpec, *, resume: str, say: Callable[[str], None], falls_back: bool = True
 ) -> tuple[Saved, TrainStateNNX] | None:
     """Returns the checkpoint that a run goes on from, with its state, or None for a fresh run.
 
@@ -147,7 +147,7 @@ def restore_run(
 
 
 def find_weights(
-    store: CheckpointStore, config: CheckpointConfig, wanted: Wanted
+    store: CheckpointStore, config: CheckpointConfig, wanted: RestoreSpec
 ) -> tuple[Saved, Callable[[str], bool]]:
     """Returns the newest checkpoint of another run, and which of its weights `checkpoint.init_*` choose, by path.
 
@@ -171,14 +171,14 @@ def find_weights(
     return saved, wants
 
 
-def load_weights(store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, wanted: Wanted) -> int:
+def load_weights(store: CheckpointStore, state: TrainStateNNX, config: CheckpointConfig, *, wanted: RestoreSpec) -> int:
     """Reads the weights that `find_weights` finds into `state`; returns their step."""
     saved, wants = find_weights(store, config, wanted)
     store.restore(saved, state, items=("model",), wants=wants)
     return saved.step
 
 
-def read_to_evaluate(store: CheckpointStore, wanted: Wanted, *, averages: bool) -> tuple[int, nnx.Module]:
+def read_to_evaluate(store: CheckpointStore, wanted: RestoreSpec, *, averages: bool) -> tuple[int, nnx.Module]:
     """Returns the step of the newest checkpoint, and the model with the weights to evaluate with.
 
     Args:

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from nnxtrain.checkpoint.failures import different, reported, tell_failures_once
-from nnxtrain.checkpoint.layout import (
+from nnxtrain.checkpoint.stacking import (
     Leaf,
     cut_leaf,
     differences,

@@ -27,7 +27,7 @@ from nnxtrain.config.schedule import ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Every key of a run. Only `build.py` and the entry points see it whole."""
+    """Every key of a run. Only `build/` and the entry points see it whole."""
 
     run_name: str | None = key(None, "folder of the run below output_dir; null = name of the YAML file")
     output_dir: str = key("runs", "folder that holds the runs")

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 import time
@@ -156,8 +155,3 @@ def _open(folder: Path, files: list[Path]) -> Corpus:
         empty = f"{meta['empty_documents']} empty documents"
         raise DataError(f"no text: {files[0]} and {len(files) - 1} more files hold {empty}")
     return corpus
-
-
-def default_cache_dir() -> Path:
-    """Returns the folder below the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nnxtrain"

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nnxtrain.config.data import DataConfig
-from nnxtrain.data.corpus import Corpus, cached_corpus, default_cache_dir
+from nnxtrain.config.lookup import lookup
+from nnxtrain.data.corpus import Corpus, cached_corpus
 from nnxtrain.data.files import find_files, read_documents
 from nnxtrain.data.packing import PackedRows
 from nnxtrain.data.synthetic import ENDLESS, HELD_OUT, RandomWalkRows
 from nnxtrain.errors import ConfigError
-from nnxtrain.lookup import lookup
+from nnxtrain.host.files import default_cache_dir
 from nnxtrain.tokenizers.byte import ByteTokenizer
 from nnxtrain.tokenizers.ids import IdTokenizer
 from nnxtrain.types import Dataset, Rows, Tokenizer

@@ -49,7 +49,7 @@ class Work(Protocol):
         """Updates that may be under way at a time."""
         ...
 
-    def join(self, sums: Any) -> Any:
+    def sum_replicas(self, sums: Any) -> Any:
         """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
         ...
 
@@ -142,7 +142,7 @@ class Engine(ABC):
 
     def state(self) -> TrainStateNNX:
         """Returns the state of the moment as modules; its arrays are gone with the next step."""
-        return self._whole(self._leaves)
+        return self._merge(self._leaves)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function(state, *args)` compiled, with the state of the moment as its first argument.
@@ -163,12 +163,12 @@ class Engine(ABC):
 
     def _jit(self, function: Callable[..., Any]) -> Any:
         def of_leaves(leaves: list[jax.Array], *args: Any) -> Any:
-            return function(self._whole(leaves), *args)
+            return function(self._merge(leaves), *args)
 
         of_leaves.__name__ = function.__name__
         return jax.jit(of_leaves, out_shardings=self._whole_everywhere)
 
-    def _whole(self, leaves: list[jax.Array]) -> TrainStateNNX:
+    def _merge(self, leaves: list[jax.Array]) -> TrainStateNNX:
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
 

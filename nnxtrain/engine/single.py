@@ -17,7 +17,7 @@ class SingleEngine(Engine):
         train_step = self._work.train_step
 
         def next_leaves(leaves: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], Metrics]:
-            state, metrics = train_step(self._whole(leaves), batch)
+            state, metrics = train_step(self._merge(leaves), batch)
             return flat(state), metrics
 
         name = next_leaves.__name__ = train_step.__name__

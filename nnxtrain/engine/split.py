@@ -54,13 +54,13 @@ class SplitEngine(Engine):
         self.prepare(batch)
 
         def fwd_bwd(leaves: list[jax.Array], sums: list[jax.Array], microbatch: Batch) -> tuple[list[jax.Array], Any]:
-            more = self._work.forward_backward(self._whole(leaves), microbatch)
+            more = self._work.forward_backward(self._merge(leaves), microbatch)
             with jax.named_scope("accumulate"):
                 sums = list(map(jnp.add, sums, jax.tree.leaves(more)))
-            return sums, self._work.join(more.parts).sums
+            return sums, self._work.sum_replicas(more.parts).sums
 
         def update(leaves: list[jax.Array], sums: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], Metrics]:
-            state, metrics = self._work.update(self._whole(leaves), self._joined(sums))
+            state, metrics = self._work.update(self._merge(leaves), self._joined(sums))
             return flat(state), _zeros(sums), metrics
 
         whole = self._whole_everywhere
@@ -193,7 +193,7 @@ class SplitEngine(Engine):
         self._sums = self._zeros()
 
     def _joined(self, sums: list[jax.Array]) -> Sums:
-        return self._work.join(jax.tree.unflatten(self._sums_tree, sums))
+        return self._work.sum_replicas(jax.tree.unflatten(self._sums_tree, sums))
 
     def _names(self) -> list[str]:
         """Returns the names of all that `save` writes, in its order."""

@@ -8,8 +8,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from nnxtrain.axes import BATCH, HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, WHOLE
+from nnxtrain.config.lookup import lookup
 from nnxtrain.config.model import LOCAL, ModelConfig
-from nnxtrain.lookup import lookup
 from nnxtrain.nn.attention import ATTENTIONS, Attention, HeadSizes, KvCache
 from nnxtrain.nn.dropout import Dropout
 from nnxtrain.nn.mlp import GatedMlp

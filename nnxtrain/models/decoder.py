@@ -9,7 +9,7 @@ from flax import nnx
 from nnxtrain.axes import BATCH, EMBED, SEQUENCE, VOCAB
 from nnxtrain.config.model import ModelConfig
 from nnxtrain.models.block import Block
-from nnxtrain.models.stack import ScannedStack, Stack, UnrolledStack, Wrap, bare
+from nnxtrain.models.stack import ScannedStack, Stack, UnrolledStack, Wrap, no_wrap
 from nnxtrain.nn.attention import KvCache
 from nnxtrain.nn.dropout import Dropout
 from nnxtrain.nn.embed import Embedding
@@ -127,7 +127,7 @@ class Decoder(nnx.Module):
         def body(x: jax.Array, layer: Block, index: jax.typing.ArrayLike, item: KvCache) -> tuple[jax.Array, KvCache]:
             return layer.decode(x, rotation, item, position)
 
-        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=bare)
+        x, cache = self.stack.run(body, self.embedding(ids[:, None]), cache, wrap=no_wrap)
         return self.logits(self.norm(x))[:, 0], cache
 
     def _rotation(self, positions: jax.Array) -> Rotation:

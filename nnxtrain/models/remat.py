@@ -8,9 +8,9 @@ from jax import checkpoint_policies as cp
 from jax.ad_checkpoint import Offloadable, checkpoint_name
 
 from nnxtrain import tags
+from nnxtrain.config.lookup import lookup
 from nnxtrain.config.remat import ACTIONS, RematConfig
-from nnxtrain.lookup import lookup
-from nnxtrain.models.stack import Wrap, bare
+from nnxtrain.models.stack import Wrap, no_wrap
 from nnxtrain.types import RematPolicy
 
 HOST = "pinned_host"  # what jax calls the memory of the host that a device copies to by itself
@@ -58,7 +58,7 @@ def policy_of(config: RematConfig, policies: Mapping[str, RematPolicy]) -> Remat
 def make_wrap(policy: RematPolicy | None) -> Wrap:
     """Returns what a stack puts around each layer."""
     if policy is None:
-        return bare
+        return no_wrap
 
     def wrap(function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
         # in a loop the compiler cannot merge the second computation with the first; elsewhere it must be kept from it

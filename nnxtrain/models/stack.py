@@ -29,7 +29,7 @@ class Wrap(Protocol):
         ...
 
 
-def bare(function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
+def no_wrap(function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
     """Returns `function`: a layer without wrapping."""
     return function
 
@@ -92,7 +92,7 @@ class ScannedStack(nnx.Module):
             state, number, items = part
             made = nnx.merge(graph, state)
             layers = [made] if period == 1 else list(made)
-            return _in_turn(body, carry, layers, items, first=number * period, wrap=inside)
+            return _apply_sequentially(body, carry, layers, items, first=number * period, wrap=inside)
 
         grouped = jax.tree.map(lambda leaf: leaf[:scanned].reshape(self.groups, period, *leaf.shape[1:]), items)
         parts = (stacked, jnp.arange(self.groups), grouped)
@@ -102,7 +102,7 @@ class ScannedStack(nnx.Module):
             return carry, returned
         left = jax.tree.map(lambda leaf: leaf[scanned:], items)
         outside = functools.partial(wrap, in_loop=False)
-        carry, last = _in_turn(body, carry, list(self.rest), left, first=scanned, wrap=outside)
+        carry, last = _apply_sequentially(body, carry, list(self.rest), left, first=scanned, wrap=outside)
         return carry, jax.tree.map(lambda *both: jnp.concatenate(both), returned, last)
 
 
@@ -115,10 +115,10 @@ class UnrolledStack(nnx.Module):
     def run(self, body: Body, carry: Any, items: Any, *, wrap: Wrap) -> tuple[Any, Any]:
         """See `Stack.run`."""
         outside = functools.partial(wrap, in_loop=False)
-        return _in_turn(body, carry, list(self.layers), items, first=0, wrap=outside)
+        return _apply_sequentially(body, carry, list(self.layers), items, first=0, wrap=outside)
 
 
-def _in_turn(
+def _apply_sequentially(
     body: Body,
     carry: Any,
     layers: list[nnx.Module],

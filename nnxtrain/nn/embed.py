@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxtrain.axes import EMBED, VOCAB
-from nnxtrain.nn.param import Precision, cut_normal
+from nnxtrain.nn.param import Precision, truncated_normal
 from nnxtrain.types import Layout
 
 
@@ -15,7 +15,7 @@ class Embedding(nnx.Module):
     def __init__(
         self, vocab: int, embed: int, *, deviation: float, layout: Layout, precision: Precision, rngs: nnx.Rngs
     ):
-        draw = cut_normal(deviation)
+        draw = truncated_normal(deviation)
         self.table = nnx.Param(draw(rngs.params(), (vocab, embed), precision.weights), axes=(VOCAB, EMBED))
         self.dtype = precision.compute
         self.layout = layout

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-CUT_DEVIATION = 0.87962566103423978  # of a standard normal that is cut at -2 and 2
+TRUNCATED_STD = 0.87962566103423978  # of a standard normal that is cut at -2 and 2
 
 
 class Precision(NamedTuple):
@@ -22,9 +22,9 @@ def named(init: jax.nn.initializers.Initializer, *axes: str) -> jax.nn.initializ
     return nnx.with_metadata(init, axes=axes)
 
 
-def cut_normal(deviation: float) -> jax.nn.initializers.Initializer:
+def truncated_normal(deviation: float) -> jax.nn.initializers.Initializer:
     """Returns a normal initialiser that is cut at two deviations of the normal and then has the given deviation."""
-    return nnx.initializers.truncated_normal(deviation / CUT_DEVIATION)
+    return nnx.initializers.truncated_normal(deviation / TRUNCATED_STD)
 
 
 def projection(
@@ -42,7 +42,7 @@ def projection(
     operands, result = equation.split("->")
     letters = operands.split(",")[1]
     n_in = math.prod(size for letter, size in zip(letters, sizes.values(), strict=True) if letter not in result)
-    init = named(cut_normal(scale / math.sqrt(n_in)), *sizes)
+    init = named(truncated_normal(scale / math.sqrt(n_in)), *sizes)
     shape = tuple(sizes.values())
     return nnx.Einsum(
         equation, shape, dtype=precision.compute, param_dtype=precision.weights, kernel_init=init, rngs=rngs

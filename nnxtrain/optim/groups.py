@@ -11,7 +11,7 @@ from flax import nnx
 from nnxtrain.axes import axes_of
 from nnxtrain.config.optimizer import Group, OptimizerConfig, group_of
 from nnxtrain.errors import ConfigError
-from nnxtrain.optim.matrices import sides_of
+from nnxtrain.optim.matrices import matrix_dims
 from nnxtrain.state import is_trained
 
 
@@ -30,7 +30,7 @@ def name_of(path: Sequence[object]) -> str:
 
 def is_decayed(axes: tuple[str, ...]) -> bool:
     """Tells whether a parameter of these logical axes is decayed unless a group says otherwise: matrices are."""
-    return sides_of(axes) is not None
+    return matrix_dims(axes) is not None
 
 
 def settings_of(params: nnx.State, config: OptimizerConfig) -> nnx.State:

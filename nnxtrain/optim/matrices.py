@@ -18,7 +18,7 @@ from nnxtrain.axes import EMBED, STACKED, axes_of
 Places = tuple[int, ...]  # of dimensions
 
 
-def sides_of(axes: tuple[str, ...]) -> tuple[Places, Places] | None:
+def matrix_dims(axes: tuple[str, ...]) -> tuple[Places, Places] | None:
     """Returns where the inputs and the outputs of a matrix lie, or None: norm scales and biases are no matrices.
 
     A matrix maps the embedding axis to others or others to it; the tables of tokens do too.
@@ -47,7 +47,7 @@ class _View:
 def _view_of(parameter: nnx.Variable) -> _View:
     axes, sizes = axes_of(parameter), parameter.shape
     copies = tuple(size for axis, size in zip(axes, sizes, strict=True) if axis in STACKED)
-    sides = sides_of(axes)
+    sides = matrix_dims(axes)
     if sides is None:
         return _View(copies, sizes[len(copies) :])
     rows, columns = (math.prod(sizes[place] for place in side) for side in sides)

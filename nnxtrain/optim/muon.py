@@ -9,7 +9,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from nnxtrain.axes import VOCAB, axes_of
 from nnxtrain.config.optimizer import OptimizerConfig
-from nnxtrain.optim.matrices import sides_of
+from nnxtrain.optim.matrices import matrix_dims
 
 RMS = 0.2  # root mean square of an update, about that of an adamw update: one learning rate fits both
 
@@ -17,7 +17,7 @@ RMS = 0.2  # root mean square of an update, about that of an adamw update: one l
 def stack_matrix(parameter: nnx.Variable) -> MuonDimensionNumbers | None:
     """Returns where inputs and outputs of a matrix of the stack lie; None for tables of tokens, norms and biases."""
     axes = axes_of(parameter)
-    sides = None if VOCAB in axes else sides_of(axes)
+    sides = None if VOCAB in axes else matrix_dims(axes)
     return None if sides is None else MuonDimensionNumbers(*sides)
 
 

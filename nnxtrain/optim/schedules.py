@@ -26,8 +26,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from nnxtrain.config.lookup import lookup
 from nnxtrain.config.schedule import ScheduleConfig
-from nnxtrain.lookup import lookup
 from nnxtrain.types import Curve, Phases, Schedule
 
 WSD_DECAY = 0.1  # share of the steps that wsd decays over unless it is told

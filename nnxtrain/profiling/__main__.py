@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnxtrain.config.command import make_parser, run
+from nnxtrain.cli.command import make_parser, run
 from nnxtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def _compare(before: Path, after: Path, *, top: int) -> tuple[Any, "list[tuple[s
 
 
 def _report(arguments: argparse.Namespace, found: Any, sections: "list[tuple[str, list[Table]]]") -> int:
+    from nnxtrain.host.files import write_whole
     from nnxtrain.profiling.page import html_of, text_of
-    from nnxtrain.run.directory import write_whole
 
     if arguments.html:
         write_whole(Path(arguments.html), html_of(" ".join(arguments.places), sections))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import jax
 
 from nnxtrain.config.profile import ProfileConfig
-from nnxtrain.profiling.schedule import Phase, make_profile_schedule
 from nnxtrain.profiling.session import OnTrace, Place, Session, Want, first_line
+from nnxtrain.profiling.windows import Phase, make_profile_schedule
 
 ON_DEMAND = "PROFILE_NOW"  # a file of this name in the run directory asks for a window now
 SLOW_S = 30.0  # between two lines that say that a trace is still being written

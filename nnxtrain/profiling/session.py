@@ -16,8 +16,8 @@ from jax.profiler import ProfileData, ProfileOptions
 
 from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling.page import digest_tables, text_of
-from nnxtrain.profiling.schedule import make_profile_schedule
 from nnxtrain.profiling.trace import digest_of, trace_files
+from nnxtrain.profiling.windows import make_profile_schedule
 
 LARGEST_BYTES = 32 * 2**20  # of a trace that is summed up inside the run; `show` reads larger ones afterwards
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jax.profiler import ProfileData
 
 from nnxtrain.errors import ConfigError, DataError
-from nnxtrain.profiling.program import Origin, origins
+from nnxtrain.profiling.origins import Origin, origins
 
 # what the loop and the engines write into every trace; anything else on the host is the runtime's own
 ANNOTATIONS = re.compile(

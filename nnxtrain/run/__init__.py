@@ -1,1 +1,1 @@
-"""The run as a thing on this machine: its directory, its console."""
+"""One run from start to end."""

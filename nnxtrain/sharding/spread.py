@@ -23,19 +23,19 @@ def spread_microbatches(accumulate: Accumulate, layout: MeshLayout) -> Accumulat
 
     def spread(loss_of: LossOf, params: nnx.State, batch: Batch) -> Sums:
         sums = functools.partial(accumulate, loss_of)
-        return _spread(sums, layout, PartitionSpec(None, copies_of(layout)))(params, batch)
+        return _spread(sums, layout, PartitionSpec(None, replica_axes(layout)))(params, batch)
 
     return spread
 
 
-def keep_apart(accumulate: Accumulate, layout: MeshLayout) -> Accumulate:
+def per_replica(accumulate: Accumulate, layout: MeshLayout) -> Accumulate:
     """Returns `accumulate` whose sums stay apart: leaves `[c ...]`, one part for each copy of the model."""
 
     def apart(loss_of: LossOf, params: nnx.State, batch: Batch) -> Sums:
         def own(params: nnx.State, batch: Batch) -> Sums:
             return jax.tree.map(lambda leaf: leaf[None], accumulate(loss_of, params, batch))
 
-        if not (copies := copies_of(layout)):
+        if not (copies := replica_axes(layout)):
             return own(params, batch)
         return jax.shard_map(
             own,
@@ -49,12 +49,12 @@ def keep_apart(accumulate: Accumulate, layout: MeshLayout) -> Accumulate:
     return apart
 
 
-def join(sums: Any) -> Any:
+def sum_replicas(sums: Any) -> Any:
     """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), sums)
 
 
-def copies_of(layout: MeshLayout) -> tuple[str, ...]:
+def replica_axes(layout: MeshLayout) -> tuple[str, ...]:
     """Returns the mesh axes whose devices share a batch and hold the same weights."""
     cut_weights = {name for axis, names in layout.table.items() if axis not in (BATCH, SEQUENCE) for name in names}
     return tuple(name for name in layout.axes(BATCH) if name not in cut_weights)

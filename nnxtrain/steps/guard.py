@@ -12,7 +12,7 @@ LARGEST = 1e18  # distance to the mean whose square float32 still holds
 MEMORY = 0.98  # of the running statistics: about the last 50 accepted steps
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What becomes of a step, each a bool scalar.
 
     Attributes:
@@ -28,11 +28,11 @@ class Verdict(NamedTuple):
     rejected: jax.Array
 
 
-# `(guard, step [], loss [], grad_norm [], has_targets []) -> Verdict`; updates the guard
-Judge = Callable[[Guard, jax.Array, jax.Array, jax.Array, jax.Array], Verdict]
+# `(guard, step [], loss [], grad_norm [], has_targets []) -> Decision`; updates the guard
+StepGuard = Callable[[Guard, jax.Array, jax.Array, jax.Array, jax.Array], Decision]
 
 
-def make_judge(*, skips: bool, spike_deviations: float | None, spike_warmup: int, limit: int) -> Judge:
+def make_step_guard(*, skips: bool, spike_deviations: float | None, spike_warmup: int, limit: int) -> StepGuard:
     """Returns what decides about a step inside the step itself.
 
     Args:
@@ -45,7 +45,7 @@ def make_judge(*, skips: bool, spike_deviations: float | None, spike_warmup: int
     """
 
     @jax.named_scope("guard")
-    def judge(guard: Guard, step: jax.Array, loss: jax.Array, norm: jax.Array, has_targets: jax.Array) -> Verdict:
+    def guard_step(guard: Guard, step: jax.Array, loss: jax.Array, norm: jax.Array, has_targets: jax.Array) -> Decision:
         alive = guard.bad_step[...] < 0
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         spike = jnp.array(False)
@@ -63,9 +63,9 @@ def make_judge(*, skips: bool, spike_deviations: float | None, spike_warmup: int
         _learn(loss, guard.loss_mean, guard.loss_square, where=updates, count=guard.accepted[...])
         _learn(norm, guard.norm_mean, guard.norm_square, where=updates, count=guard.accepted[...])
         guard.accepted[...] += updates
-        return Verdict(updates, alive & ~bad, bad, rejected)
+        return Decision(updates, alive & ~bad, bad, rejected)
 
-    return judge
+    return guard_step
 
 
 def _is_above(value: jax.Array, mean: Statistic, square: Statistic, deviations: float) -> jax.Array:

@@ -6,7 +6,7 @@ import optax
 from flax import nnx
 
 from nnxtrain.state import TrainStateNNX, is_trained
-from nnxtrain.steps.guard import Judge
+from nnxtrain.steps.guard import StepGuard
 from nnxtrain.types import (
     PRNG,
     Accumulate,
@@ -59,11 +59,11 @@ def make_collect(loss_sum: LossSum, accumulate: Accumulate, *, seed: int) -> Col
     return collect
 
 
-def make_update(judge: Judge, schedule: Schedule) -> Update:
+def make_update(guard_step: StepGuard, schedule: Schedule) -> Update:
     """Returns what ends a step: sums are divided, once, by the targets of the step.
 
     Args:
-        judge: decides which steps update.
+        guard_step: decides which steps update.
         schedule: learning rate by number of updates, for the metrics; the optimizer has its own copy.
     """
 
@@ -75,15 +75,15 @@ def make_update(judge: Judge, schedule: Schedule) -> Update:
             grad_norm = optax.tree.norm(grads) * scale
         means = {name: total / jnp.maximum(count, 1) for name, (total, count) in parts.sums.items()}
         learning_rate = schedule(state.optimizer.step[...])
-        verdict = judge(state.guard, state.step[...], means["loss"], grad_norm, parts.targets > 0)
-        state.apply_gradients(grads, scale=scale, where=verdict.updates, counts=verdict.counts)
+        decision = guard_step(state.guard, state.step[...], means["loss"], grad_norm, parts.targets > 0)
+        state.apply_gradients(grads, scale=scale, where=decision.updates, counts=decision.counts)
         return state, means | {
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
             "targets": parts.targets.astype(jnp.int32),
             "tokens": parts.tokens.astype(jnp.int32),
-            "bad": verdict.bad,
-            "skipped": ~verdict.updates,
+            "bad": decision.bad,
+            "skipped": ~decision.updates,
         }
 
     return update

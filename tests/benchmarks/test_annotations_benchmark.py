@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.annotations import main
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 
 
 def test_the_price_of_annotations_is_told_with_its_spread(tmp_path, capsys):

@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.checkpoint import main
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 
 
 def test_the_report_has_every_figure_with_its_spread(tmp_path, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import depth, dispatch, steps
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from tests.support import assert_trees_close, random_batch, tiny_program
 
 NARROW = ("model.layers=2", "model.embed=32", "model.heads=4", "model.kv_heads=2", "model.mlp=64", "batch.sequence=96")

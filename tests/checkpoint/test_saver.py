@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxtrain.build import make_program
-from nnxtrain.checkpoint.saver import Moment, Saver, Wanted, load_weights, restore_run
+from nnxtrain.build.program import make_program
+from nnxtrain.checkpoint.saver import RestoreSpec, Saver, Snapshot, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
+from nnxtrain.cli.command import guarded
 from nnxtrain.config.checkpoint import CheckpointConfig
-from nnxtrain.config.command import guarded
 from nnxtrain.config.load import load
 from nnxtrain.errors import CheckpointError, ConfigError, NonFiniteError
 from nnxtrain.train import main
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 SMALL = (str(TINY), "mesh.data=1", "model.layers=1", "model.embed=32", "batch.sequence=16", "generate.tokens=1")
 
 
-WANTED = Wanted(lambda: nnx.eval_shape(small_state), "ids-3", None)
+WANTED = RestoreSpec(lambda: nnx.eval_shape(small_state), "ids-3", None)
 
 
 def start(*words: str) -> subprocess.Popen:
@@ -62,9 +62,9 @@ def saver_of(store, *, last: int | None = None, is_finite=lambda: True, **keys) 
     return Saver(store, config, meta={"tokenizer": "ids", "config": {}}, is_finite=is_finite, last=last)
 
 
-def moment(step: int, loss: float | None = None) -> Moment:
+def moment(step: int, loss: float | None = None) -> Snapshot:
     """Returns a moment after `step` steps."""
-    return Moment(step, small_state(step=step), {"row": 8 * step, "skipped": []}, loss)
+    return Snapshot(step, small_state(step=step), {"row": 8 * step, "skipped": []}, loss)
 
 
 def stored(folder):
@@ -147,7 +147,7 @@ def restored(store, *, resume: str = "auto", said=None, make=small_state):
     """Returns the step that a run goes on from, or None."""
     found = restore_run(
         store,
-        Wanted(lambda: nnx.eval_shape(make), "ids-3", None),
+        RestoreSpec(lambda: nnx.eval_shape(make), "ids-3", None),
         resume=resume,
         say=(said if said is not None else []).append,
     )
@@ -235,7 +235,7 @@ def test_another_tokenizer_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match="tokenizer"):
             restore_run(
                 store,
-                Wanted(lambda: nnx.eval_shape(small_state), "byte-1", None),
+                RestoreSpec(lambda: nnx.eval_shape(small_state), "byte-1", None),
                 resume="auto",
                 say=lambda line: None,
             )
@@ -295,7 +295,7 @@ def test_init_from_can_leave_out_the_whole_stack(tmp_path, pattern):
         save(store, 5, source)
         store.wait()
         config = CheckpointConfig(init_exclude=(pattern,))
-        wanted = Wanted(program.abstract_state, "ids-3", None)
+        wanted = RestoreSpec(program.abstract_state, "ids-3", None)
         assert (
             load_weights(
                 store,
@@ -452,7 +452,7 @@ def test_the_state_that_is_saved_holds_no_lasting_flag(tmp_path):
         store.wait()
         found = restore_run(
             store,
-            Wanted(lambda: nnx.eval_shape(small_state), "ids-3", None),
+            RestoreSpec(lambda: nnx.eval_shape(small_state), "ids-3", None),
             resume="auto",
             say=lambda line: None,
         )

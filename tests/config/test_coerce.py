@@ -85,7 +85,7 @@ def test_what_is_no_number_is_refused_with_key_and_value(refused, path, text):
 
 @pytest.mark.parametrize("text", ["5", "+5", "-5", "5.", ".5", "5.0", "1E3", "1e+3", "1_000.5"])
 def test_numbers_are_read_as_python_reads_them(text):
-    """Signs, bare dots and capital exponents are all in use."""
+    """Signs, no_wrap dots and capital exponents are all in use."""
     assert coerce(Word("x", text, "here"), float, ()) == float(text)
 
 

@@ -6,12 +6,12 @@ import typing
 
 import pytest
 
+from nnxtrain.build.registry import ENGINES
 from nnxtrain.config.data import TOKENIZER_SIZES
 from nnxtrain.config.key import problem_of, show
 from nnxtrain.config.load import LEAVES, SECTIONS, load, value_at
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.data.sources import DATASETS, TOKENIZERS
-from nnxtrain.engine.engines import ENGINES
 from nnxtrain.models.decoder import MODELS
 from nnxtrain.models.remat import REMAT_POLICIES
 from nnxtrain.nn.attention import ATTENTIONS

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnxtrain.data.corpus import LEFTOVER_S, Corpus, cached_corpus, default_cache_dir
+from nnxtrain.data.corpus import LEFTOVER_S, Corpus, cached_corpus
 from nnxtrain.errors import ConfigError, DataError
+from nnxtrain.host.files import default_cache_dir
 from nnxtrain.tokenizers.byte import ByteTokenizer
 from tests.support import ROOT
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nnxtrain.data.pipeline import START, Cut, Order, Position, TrainBatches
+from nnxtrain.data.batches import START, Cut, Order, Position, TrainBatches
 
 VOCAB = 1000
 

@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from nnxtrain.optim.optimizers import OPTIMIZERS
-from nnxtrain.run.compiles import CompileLog
+from nnxtrain.run.recompiles import CompileLog
 from tests.support import assert_trees_equal, random_batch, tiny_program, weights
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.engine.microbatch import EngineUseError
 from nnxtrain.errors import CheckpointError
 from nnxtrain.profiling.trace import digest_of, trace_files
-from nnxtrain.run.compiles import CompileLog
+from nnxtrain.run.recompiles import CompileLog
 from nnxtrain.train import main as train
 from nnxtrain.types import Batch
 from tests.support import TINY, assert_trees_close, assert_trees_equal, random_batch, rows_of, tiny_program, weights
@@ -106,7 +106,7 @@ def test_sums_and_state_are_donated(engine):
 
 
 def test_what_cannot_be_done_is_said(engine):
-    """A bare update would divide by nothing; a new shape would compile for minutes in the middle of a run (B47)."""
+    """A no_wrap update would divide by nothing; a new shape would compile for minutes in the middle of a run (B47)."""
     engine, microbatches = engine
     with pytest.raises(EngineUseError, match="no update yet"):
         engine.metrics()

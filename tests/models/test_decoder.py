@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxtrain.compile.jaxpr import product_flops
+from nnxtrain.aot.jaxpr import product_flops
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.nn.dropout import KeepAll

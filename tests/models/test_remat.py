@@ -13,14 +13,14 @@ import pytest
 from flax import nnx
 from jax.ad_checkpoint import Saveable, print_saved_residuals
 
-from nnxtrain.build import make_program
+from nnxtrain.build.program import make_program
+from nnxtrain.build.registry import Registry
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.load import load
 from nnxtrain.config.remat import RematConfig
 from nnxtrain.errors import ConfigError
 from nnxtrain.models.remat import HOST, REMAT_POLICIES, by_tag, offloaded, policy_of, verdict
 from nnxtrain.nn.dropout import KeepAll
-from nnxtrain.tables import Tables
 from nnxtrain.tags import TAGS
 from tests.support import ROOT, TINY, assert_trees_close, random_batch, stacked, tiny, tiny_program, weights
 from tools.remat_table import temp_bytes
@@ -218,7 +218,7 @@ def test_a_policy_from_outside_the_package_is_used():
     """An entry of one's own beside the table, named in the configuration."""
     mine = REMAT_POLICIES | {"mine": by_tag(save=["mlp_hidden"])}
     config = load(TINY, ["remat.policy=mine", "model.layers=1"], extra={"remat.policy": ["mine"]})
-    program = make_program(config, devices=jax.devices()[:1], tables=Tables(remat_policies=mine))
+    program = make_program(config, devices=jax.devices()[:1], tables=Registry(remat_policies=mine))
     graph, state = nnx.split(nnx.eval_shape(program.make_state))
     step = jax.make_jaxpr(lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1])
     assert "remat" in str(step(state, program.batch_spec()))

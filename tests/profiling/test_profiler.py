@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnxtrain.config.profile import ProfileConfig
-from nnxtrain.loop import run_loop
+from nnxtrain.loops.train_loop import run_loop
 from nnxtrain.profiling.profiler import ON_DEMAND, Profiler
 from nnxtrain.profiling.session import Place
 from nnxtrain.profiling.trace import digest_of, trace_files

@@ -14,12 +14,12 @@ import pytest
 from flax import nnx
 
 from benchmarks.annotations import NAMES
-from nnxtrain.build import make_program
+from nnxtrain.build.program import make_program
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.config.load import load
-from nnxtrain.execute import execute
-from nnxtrain.profiling.program import origins
+from nnxtrain.profiling.origins import origins
 from nnxtrain.profiling.trace import digest_of, trace_files
+from nnxtrain.run.run import execute
 from tests.support import TINY, rows_of, run_module
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -6,12 +6,12 @@ import json
 import pytest
 from jax.profiler import ProfileData
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.errors import DataError
 from nnxtrain.profiling.__main__ import main
 from nnxtrain.profiling.compare import changes
+from nnxtrain.profiling.origins import Origin, origin_of
 from nnxtrain.profiling.page import digest_tables, html_of, text_of
-from nnxtrain.profiling.program import Origin, origin_of
 from nnxtrain.profiling.trace import Digest, Step, Total, digest_of
 
 HOST = """

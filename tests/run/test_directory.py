@@ -8,7 +8,10 @@ import sys
 import pytest
 
 from nnxtrain.errors import ConfigError
-from nnxtrain.run.directory import environment, locked, read_summary, set_aside_rows, write_whole
+from nnxtrain.host.environment import environment
+from nnxtrain.host.files import write_whole
+from nnxtrain.metrics.rewind import set_aside_rows
+from nnxtrain.run.directory import locked, read_summary
 from tests.support import ROOT
 
 HOLD = """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxtrain.data.pipeline import Cut
+from nnxtrain.data.batches import Cut
 from nnxtrain.steps.accumulate import scan
 from nnxtrain.types import LossParts
 from tests.support import random_batch, tiny_program

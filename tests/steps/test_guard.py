@@ -9,7 +9,7 @@ from flax import nnx
 
 from nnxtrain.state import Guard, TrainStateNNX
 from nnxtrain.steps.accumulate import ACCUMULATORS
-from nnxtrain.steps.guard import MEMORY, make_judge
+from nnxtrain.steps.guard import MEMORY, make_step_guard
 from nnxtrain.steps.train_step import make_collect, make_train_step, make_update
 from nnxtrain.types import LossParts
 from tests.support import assert_trees_equal
@@ -37,10 +37,10 @@ def loss_sum(model: Line, microbatch, key):
 
 def run(*kinds: int, **rules):
     """Takes a step of each kind; returns the states before the first and after each, and the metrics of each."""
-    judge = make_judge(**(RULES | rules))
+    guard_step = make_step_guard(**(RULES | rules))
     schedule = lambda update: 0.01 * (update + 1.0)  # noqa: E731
     collect = make_collect(loss_sum, ACCUMULATORS["one_pass"], seed=0)
-    step = jax.jit(make_train_step(collect, make_update(judge, schedule)))
+    step = jax.jit(make_train_step(collect, make_update(guard_step, schedule)))
     state = TrainStateNNX(Line(), optax.adam(schedule))
     states, metrics = [state], []
     for kind in kinds:
@@ -158,34 +158,34 @@ def test_spikes_pass_before_the_warm_up_and_when_they_are_not_asked_for():
 
 def test_a_falling_loss_is_no_spike():
     """Both sides of the mean would stop a run that learns fast."""
-    judge = jax.jit(_judged(spike_deviations=2.0, spike_warmup=2))
+    guard_step = jax.jit(_judged(spike_deviations=2.0, spike_warmup=2))
     guard = Guard()
     for loss in (5.0, 5.1, 4.9, 1.0):
-        guard, verdict = judge(guard, loss, 1.0)
-        assert verdict.updates
+        guard, decision = guard_step(guard, loss, 1.0)
+        assert decision.updates
 
 
 @pytest.mark.parametrize("which", ["loss", "norm"])
 def test_loss_and_gradient_norm_can_each_be_the_spike(which):
     """Watching one of the two misses half of them."""
-    judge = jax.jit(_judged(spike_deviations=3.0, spike_warmup=3))
+    guard_step = jax.jit(_judged(spike_deviations=3.0, spike_warmup=3))
     guard = Guard()
     for value in (1.0, 1.1, 0.9, 1.0):
-        guard, _ = judge(guard, value, value)
-    _, verdict = judge(guard, 9.0 if which == "loss" else 1.0, 9.0 if which == "norm" else 1.0)
-    assert verdict.rejected
-    assert not verdict.updates
-    assert verdict.counts
+        guard, _ = guard_step(guard, value, value)
+    _, decision = guard_step(guard, 9.0 if which == "loss" else 1.0, 9.0 if which == "norm" else 1.0)
+    assert decision.rejected
+    assert not decision.updates
+    assert decision.counts
 
 
 def test_statistics_are_those_of_the_accepted_values():
     """While there are few, all weigh alike; later ones fade by the documented memory."""
-    judge = jax.jit(_judged())
+    guard_step = jax.jit(_judged())
     draw = np.random.default_rng(0)
     losses, norms = draw.normal(3, 1, 40), draw.normal(1, 0.1, 40)
     guard = Guard()
     for loss, norm in zip(losses, norms, strict=True):
-        guard, _ = judge(guard, loss, norm)
+        guard, _ = guard_step(guard, loss, norm)
     assert 1 - MEMORY < 1 / 40
     for values, mean, square in (
         (losses, guard.loss_mean, guard.loss_square),
@@ -194,15 +194,15 @@ def test_statistics_are_those_of_the_accepted_values():
         assert float(mean[...]) == pytest.approx(values.mean(), rel=1e-4)
         assert float(square[...]) == pytest.approx(values.var(), rel=1e-4)
     for _ in range(1000):
-        guard, _ = judge(guard, 7.0, 2.0)
+        guard, _ = guard_step(guard, 7.0, 2.0)
     assert float(guard.loss_mean[...]) == pytest.approx(7, rel=1e-3)
 
 
 def _judged(**rules):
-    judge = make_judge(**(RULES | rules))
+    guard_step = make_step_guard(**(RULES | rules))
 
     def judged(guard: Guard, loss, norm):
-        verdict = judge(guard, jnp.int32(0), jnp.float32(loss), jnp.float32(norm), jnp.array(True))
-        return guard, verdict
+        decision = guard_step(guard, jnp.int32(0), jnp.float32(loss), jnp.float32(norm), jnp.array(True))
+        return guard, decision
 
     return judged

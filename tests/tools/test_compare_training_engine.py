@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from nnxtrain.config.command import guarded
+from nnxtrain.build.registry import BUILT_IN
+from nnxtrain.cli.command import guarded
 from nnxtrain.engine.split import SplitEngine
-from nnxtrain.tables import BUILT_IN
 from nnxtrain.types import Sums
 from tests.support import TINY
 from tools.compare_training_engine import main

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nnxtrain.config.command import guarded
+from nnxtrain.cli.command import guarded
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of, run_module
 from tools.convert_checkpoint import main as convert

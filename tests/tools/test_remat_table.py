@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nnxtrain.compile.jaxpr import product_flops
-from nnxtrain.config.command import guarded
+from nnxtrain.aot.jaxpr import product_flops
+from nnxtrain.cli.command import guarded
 from tests.support import TINY, tiny
 from tools.remat_table import compare, gradient_flops, kept_bytes, main
 

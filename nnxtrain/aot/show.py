@@ -1,0 +1,125 @@
+"""A report as people read it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from nnxtrain.aot.report import ProgramReport, Report
+
+WIDTH = 120  # of a table, where a terminal's is not known
+UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def show(report: Report) -> None:
+    """Prints a report: memory and work by program, exchange between devices, and whether it fits."""
+    shape = " x ".join(f"{name} {size}" for name, size in report.mesh.items() if size > 1) or "one device"
+    print(f"{report.topology}: {report.devices} x {report.device_kind}, mesh {shape}")
+    lines = (
+        ("lower, s", lambda one: _number(one.lower_s)),
+        ("compile, s", lambda one: _number(one.compile_s)),
+        ("arguments", lambda one: bytes_text(one.memory and one.memory.arguments)),
+        ("temporaries", lambda one: bytes_text(one.memory and one.memory.temporaries)),
+        ("outputs, not aliased", lambda one: bytes_text(one.memory and one.memory.outputs - one.memory.aliased)),
+        ("code", lambda one: bytes_text(one.memory and one.memory.code)),
+        ("peak", lambda one: bytes_text(one.memory and one.memory.peak)),
+        ("matrix TFLOP, all devices", lambda one: _number(one.product_flops / 1e12)),
+        ("TFLOP by the compiler", lambda one: _number(one.compiler_flops, 1e-12)),
+        ("accessed", lambda one: bytes_text(one.bytes_accessed)),
+        ("compute / memory / network, ms", _times),
+        ("binds", lambda one: one.roofline.binds if one.roofline else "-"),
+        ("executions in a step", lambda one: str(one.executions)),
+        ("hash", lambda one: one.hlo_hash),
+    )
+    columns = ["per device", *(program.name for program in report.programs)]
+    print_table(columns, [[label, *(line(program) for program in report.programs)] for label, line in lines])
+    for program in report.programs:
+        show_collectives(program)
+    owners = vars(report.owners).items()
+    print("held by  " + ", ".join(f"{name} {bytes_text(size)}" for name, size in owners if size is not None))
+    print(f"model    {report.model_flops / 1e12:,.4g} TFLOP a step by formula")
+    if report.step_s is not None:
+        print(f"a step   at least {_number(report.step_s, 1e3)} ms: MFU at most {_number(report.mfu_ceiling, 100)} %")
+    print(verdict(report))
+    for line in report.suggestions:
+        print(f"  try    {line}")
+
+
+def show_collectives(program: ProgramReport) -> None:
+    """Prints what devices exchange in one execution of a program."""
+    if not program.collectives:
+        return
+    rows = [
+        [
+            total.kind,
+            "+".join(total.axes) or "?",
+            str(total.count),
+            bytes_text(total.bytes_ / total.count),
+            bytes_text(total.link_bytes),
+        ]
+        for total in program.collectives
+    ]
+    print_table([f"{program.name}: collective", "along", "times", "each time", "sent by a device"], rows)
+
+
+def verdict(report: Report) -> str:
+    """Returns in one line whether it fits, and by how much."""
+    problems = [f"{program.name}: {program.problem}" for program in report.programs if program.problem]
+    if problems:
+        return f"does not fit: {problems[0]}"
+    what = "peak" if report.peak_bytes is not None else "the state alone"
+    needed = bytes_text(report.peak_bytes or report.state_bytes)
+    if report.hbm_bytes is None or report.free_bytes is None:
+        return f"{what} {needed}; the memory of {report.device_kind} is not known, aot.hbm_gib names it"
+    left = f"{what} {needed} of {bytes_text(report.hbm_bytes)}"
+    return f"fits: {left}" if report.fits else f"does not fit: {left}, {bytes_text(-report.free_bytes)} too many"
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
+    """Prints rows of text below their columns; all but the first are set to the right."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    terminal = Console()
+    (terminal if terminal.is_terminal else Console(width=WIDTH)).print(table)
+
+
+def show_cells(cells: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints the cells of a grid, those that fit and are predicted to be fastest first."""
+    rows = [
+        [
+            words,
+            {True: "yes", False: "no", None: "?"}[cell.get("fits")],
+            bytes_text(cell.get("peak_bytes")),
+            _number(cell.get("step_s"), 1e3),
+            _number(cell.get("mfu_ceiling"), 100),
+            _number(cell.get("compile_s")),
+        ]
+        for words, cell in cells.items()
+    ]
+    print_table(["words", "fits", "peak", "step, ms", "MFU at most, %", "compile, s"], rows)
+    for words, cell in cells.items():
+        if cell.get("problem"):
+            print(f"{words}: {cell['problem']}")
+
+
+def _times(program: ProgramReport) -> str:
+    if program.roofline is None:
+        return "-"
+    line = program.roofline
+    return " / ".join(f"{seconds * 1e3:.3g}" for seconds in (line.compute_s, line.memory_s, line.network_s))
+
+
+def bytes_text(size: float | None) -> str:
+    """Returns bytes as people read them, in the unit that fits; a dash for None."""
+    if size is None:
+        return "-"
+    unit, scale = next((unit for unit in UNITS if abs(size) >= unit[1]), ("B", 1))
+    return f"{size / scale:,.2f} {unit}" if scale > 1 else f"{size:.0f} B"
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:,.4g}"

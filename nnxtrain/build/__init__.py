@@ -1,0 +1,1 @@
+"""The composition root: the only room that sees the whole configuration."""

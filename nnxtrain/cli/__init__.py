@@ -1,0 +1,1 @@
+"""The command line: words, questions about keys, and answers without a run."""

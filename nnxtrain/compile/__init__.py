@@ -1,1 +1,0 @@
-"""What is known of chips and programs before they run."""

@@ -1,0 +1,1 @@
+"""Public figures of chips, and devices that need not be here."""

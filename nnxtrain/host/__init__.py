@@ -1,0 +1,1 @@
+"""The process that a run lives in: streams, signals, files, other processes."""

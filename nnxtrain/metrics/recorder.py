@@ -1,0 +1,181 @@
+"""What a run writes of its steps: `metrics.jsonl`, TensorBoard, the console's progress, the figures of the summary."""
+
+import contextlib
+import json
+import math
+import statistics
+from array import array
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensorboardX import SummaryWriter
+
+from nnxtrain.config.log import LogConfig
+from nnxtrain.errors import NonFiniteError
+from nnxtrain.host.console import Console, duration
+from nnxtrain.host.files import finite
+from nnxtrain.loops.eval_loop import Evaluation
+from nnxtrain.loops.train_loop import StepRecord
+from nnxtrain.metrics.rewind import cut_events, set_aside_rows
+
+KEPT = ("step", "loss", "learning_rate", "grad_norm", "tokens_per_s")  # of each step, 8 bytes each: runs are long
+RECENT = 32  # steps that the time left is reckoned from
+TIMES = ("step_time_s", "data_wait_s", "tokens_per_s", "mfu")  # of a step; those of a traced one say nothing of others
+
+
+class Scale(NamedTuple):
+    """What turns counts into rates and shares.
+
+    Attributes:
+        steps: of the whole run.
+        flops_per_token: of one training step.
+        peak_flops: FLOP/s of all devices together, or None where it is not known.
+        epochs: `position of the data -> passes over the corpus`.
+    """
+
+    steps: int
+    flops_per_token: float
+    peak_flops: float | None
+    epochs: Callable[[Any], float]
+
+
+class Recorder:
+    """Takes finished steps and evaluations, in order, and writes them wherever they are read.
+
+    Attributes:
+        steps: field → its value at each training step, also at those before the run was restored.
+        skipped: how many of these left their update out.
+        own_times: seconds of the steps that this process took, traced ones left out.
+        own_tokens: tokens of these.
+        evaluations: rows of all evaluations.
+    """
+
+    def __init__(self, folder: Path, console: Console, *, scale: Scale, log: LogConfig):
+        self._path = folder / "metrics.jsonl"
+        self._board_folder = folder / "tensorboard"
+        self._console = console
+        self._scale = scale
+        self._log = log
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self.own_times = array("d")
+        self.own_tokens = 0
+        self._open()
+
+    def train(self, record: StepRecord, *, profiled: bool = False) -> None:
+        """Writes a training step.
+
+        Args:
+            record: the step.
+            profiled: a tracer was on, which takes time: the row says so, and no rate or time left is reckoned from it.
+
+        Raises:
+            NonFiniteError: the step holds the run; its row is written first.
+        """
+        values = dict(record.metrics)
+        bad, skipped = values.pop("bad"), values.pop("skipped")
+        rate = values["tokens"] / record.step_time_s
+        peak = self._scale.peak_flops
+        row = {
+            "kind": "train",
+            "step": record.step,
+            **values,
+            "step_time_s": record.step_time_s,
+            "data_wait_s": record.data_wait_s,
+            "tokens_per_s": rate,
+            "mfu": rate * self._scale.flops_per_token / peak if peak else None,
+            "epoch": self._scale.epochs(record.position),
+        }
+        if skipped:
+            row["skipped"] = True
+        if profiled:
+            row["profiled"] = True
+        else:
+            self._recent.append(record.step_time_s)
+            self.own_times.append(record.step_time_s)
+            self.own_tokens += values["tokens"]
+        self._keep(row)
+        self._write(row, to_board=record.step % self._log.every_steps == 0 or record.step == self._scale.steps)
+        self._show(row)
+        if bad:
+            raise NonFiniteError(_complaint(row))
+
+    def evaluation(self, step: int, name: str, result: Evaluation) -> None:
+        """Writes the evaluation of one set after `step` steps."""
+        row = {"kind": "eval", "step": step, "name": name, **result._asdict()}
+        self.evaluations.append(row)
+        self._write(row, to_board=True)
+        bits = "" if result.bits_per_byte is None else f"  bits/byte {result.bits_per_byte:.4f}"
+        line = f"loss {result.loss:.4f}  perplexity {result.perplexity:.3f}{bits}"
+        self._console.say(f"eval {name}: {line}  ({result.targets:,} targets)")
+
+    def evaluated(self, step: int) -> set[str]:
+        """Returns the held-out sets that the model was evaluated on after `step` steps."""
+        return {row["name"] for row in self.evaluations if row["step"] == step}
+
+    def loss_of(self, name: str | None, step: int) -> float | None:
+        """Returns the loss of a held-out set after `step` steps, or None if it was not evaluated then."""
+        return next((row["loss"] for row in self.evaluations if (row["name"], row["step"]) == (name, step)), None)
+
+    def go_back(self, step: int) -> None:
+        """Sets aside what lies beyond `step`: the run goes on from there."""
+        self.close()
+        set_aside_rows(self._path.parent, beyond=step)
+        cut_events(self._board_folder, beyond=step)
+        self._open()
+
+    def _open(self) -> None:
+        self.steps = {field: array("d") for field in KEPT}
+        self.skipped = 0
+        self.evaluations: list[dict[str, Any]] = []
+        self._file = self._path.open("a+", encoding="utf-8")
+        self._file.seek(0)
+        for line in self._file:
+            row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+            if row["kind"] == "train":
+                self._keep(row)
+            else:
+                self.evaluations.append(row)
+        self._board = SummaryWriter(str(self._board_folder), write_to_disk=self._log.tensorboard)
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        for field, values in self.steps.items():
+            values.append(row[field])
+        self.skipped += row.get("skipped", False)
+
+    def close(self) -> None:
+        """Ends writing; every row was flushed when it was written, so a full disk loses nothing here."""
+        for writer in (self._file, self._board):
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _write(self, row: dict[str, Any], *, to_board: bool) -> None:
+        self._file.write(json.dumps(finite(row)) + "\n")
+        self._file.flush()
+        if to_board:
+            group = f"eval_{row['name']}" if row["kind"] == "eval" else "train"
+            left_out = ("step", "profiled", *TIMES) if row.get("profiled") else ("step",)
+            numbers = {
+                name: value for name, value in row.items() if isinstance(value, int | float) and name not in left_out
+            }
+            for name, value in numbers.items():
+                self._board.add_scalar(f"{group}/{name}", value, row["step"])
+            self._board.flush()
+
+    def _show(self, row: dict[str, Any]) -> None:
+        step, total = row["step"], self._scale.steps
+        mfu = "" if row["mfu"] is None else f"  MFU {100 * row['mfu']:.1f} %"
+        rate = "traced" if row.get("profiled") else f"{row['tokens_per_s']:,.0f} tok/s{mfu}"
+        left = f"  {duration((total - step) * statistics.median(self._recent))} left" if self._recent else ""
+        line = f"loss {row['loss']:.4f}  lr {row['learning_rate']:.2e}  grad {row['grad_norm']:.2f}  {rate}{left}"
+        self._console.progress(step, total, line, due=step % self._log.every_steps == 0 or step in (1, total))
+
+
+def _complaint(row: dict[str, Any]) -> str:
+    what = f"loss={row['loss']}, grad_norm={row['grad_norm']}"
+    kind = "loss or gradients are not finite"
+    if math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]):
+        kind = "the update is a spike"
+    cure = "the weights were left as they were; try a lower optimizer.learning_rate or optimizer.clip_norm"
+    return f"step {row['step']}: {kind} ({what}; see debug.on_nonfinite and debug.nonfinite_limit); {cure}"

@@ -1,0 +1,24 @@
+"""Compilations are counted as jax reports them."""
+
+import jax
+import jax.numpy as jnp
+
+from nnxtrain.run.recompiles import CompileLog
+
+
+def test_a_second_shape_is_a_repeat():
+    """A count that cannot rise would call every run clean (B48)."""
+    log = CompileLog()
+
+    def program(x):
+        return x + 1
+
+    def other(x):
+        return x * 2
+
+    for size in (2, 3):
+        jax.jit(program)(jnp.ones(size))
+    jax.jit(other)(jnp.ones(2))
+    assert log.counts["jit(program)"] == 2
+    assert log.repeats(["program", "other"]) == 1
+    assert log.repeats(["other"]) == 0
