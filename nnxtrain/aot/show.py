@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from nnxtrain.aot.report import ProgramReport, Report
+from nnxtrain.host.text import bytes_text
 
 WIDTH = 120  # of a table, where a terminal's is not known
-UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def show(report: Report) -> None:
@@ -111,14 +111,6 @@ def _times(program: ProgramReport) -> str:
         return "-"
     line = program.roofline
     return " / ".join(f"{seconds * 1e3:.3g}" for seconds in (line.compute_s, line.memory_s, line.network_s))
-
-
-def bytes_text(size: float | None) -> str:
-    """Returns bytes as people read them, in the unit that fits; a dash for None."""
-    if size is None:
-        return "-"
-    unit, scale = next((unit for unit in UNITS if abs(size) >= unit[1]), ("B", 1))
-    return f"{size / scale:,.2f} {unit}" if scale > 1 else f"{size:.0f} B"
 
 
 def _number(value: float | None, scale: float = 1.0) -> str:

@@ -14,9 +14,9 @@ from nnxtrain.build.registry import Registry
 from nnxtrain.config.load import as_mapping, load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError, UserError
-from nnxtrain.host.console import duration
 from nnxtrain.host.environment import environment
 from nnxtrain.host.files import write_json
+from nnxtrain.host.text import duration
 
 NONE_FITS = 3
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import AbstractMesh
 
-from nnxtrain.aot.show import bytes_text
 from nnxtrain.axes import BATCH, SEQUENCE
 from nnxtrain.build.program import Program, make_program, on_one_device
 from nnxtrain.build.registry import Registry
 from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
+from nnxtrain.host.text import bytes_text
 from nnxtrain.models.flops import flops_per_token
 from nnxtrain.profiling.windows import say_windows
 from nnxtrain.sharding.audit import bytes_per_device, check_replication, parts_of

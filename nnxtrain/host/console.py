@@ -94,13 +94,3 @@ class Console(logging.Handler):
             self._early.append(line)
         else:
             self._log.write(line + "\n")
-
-
-def duration(seconds: float) -> str:
-    """Returns `seconds` as people say it: `42 s`, `3 min 10 s`, `5 h 2 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -14,8 +14,9 @@ from tensorboardX import SummaryWriter
 
 from nnxtrain.config.log import LogConfig
 from nnxtrain.errors import NonFiniteError
-from nnxtrain.host.console import Console, duration
+from nnxtrain.host.console import Console
 from nnxtrain.host.files import finite
+from nnxtrain.host.text import duration
 from nnxtrain.loops.eval_loop import Evaluation
 from nnxtrain.loops.train_loop import StepRecord
 from nnxtrain.metrics.rewind import cut_events, set_aside_rows

@@ -24,9 +24,10 @@ from nnxtrain.data.batches import Position
 from nnxtrain.errors import STOPPED, CheckpointError, NonFiniteError, UserError
 from nnxtrain.host.cluster import CHECKPOINTS, Cluster, joined
 from nnxtrain.host.compilation_cache import use_compilation_cache
-from nnxtrain.host.console import Console, duration
+from nnxtrain.host.console import Console
 from nnxtrain.host.files import write_json, write_whole
 from nnxtrain.host.signals import StopSignals
+from nnxtrain.host.text import duration
 from nnxtrain.host.watchdog import Watchdog
 from nnxtrain.loops.train_loop import StepRecord, run_loop
 from nnxtrain.metrics.recorder import Recorder

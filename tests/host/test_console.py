@@ -6,7 +6,8 @@ import logging
 import pytest
 
 from nnxtrain.host import console as module
-from nnxtrain.host.console import Console, duration
+from nnxtrain.host.console import Console
+from nnxtrain.host.text import duration
 
 
 @pytest.mark.parametrize(
