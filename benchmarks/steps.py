@@ -36,7 +36,6 @@ from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
 from nnxtrain.data.batches import START  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
-from nnxtrain.models.flops import flops_per_token  # noqa: E402
 from nnxtrain.state import TrainStateNNX  # noqa: E402
 from nnxtrain.types import Batch, Metrics  # noqa: E402
 from tools.words import split_words  # noqa: E402
@@ -124,7 +123,7 @@ def compare(config: Config, pairs: int) -> dict[str, Any]:
     }
     calls, steps, rates = alternate(sides, batches_of(program, pairs + 1))
     tokens = config.batch.global_size * config.batch.sequence
-    work = flops_per_token(config.model, config.batch.sequence) * tokens
+    work = program.flops_per_token * tokens
     figures: dict[str, Any] = {
         name: {
             "step_s": spread(steps[name]),

@@ -106,9 +106,55 @@ class UpdateContext(NamedTuple):
 # `(config, context) -> what turns clipped gradients into updates`
 UpdateRule = Callable[[OptimizerConfig, UpdateContext], optax.GradientTransformation]
 
-# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s], window) -> [b s h c]`, causal; a token sees the last
-# `window` tokens, itself included, or all before it where that is None
-Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int | None], jax.Array]
+
+class HeadSizes(NamedTuple):
+    """Sizes of an attention layer; `kv_heads` divides `heads`."""
+
+    embed: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class AttentionSpec(NamedTuple):
+    """What an attention layer computes, beside causal attention inside a document.
+
+    Attributes:
+        window: tokens that a token sees, itself and those right before it; None for all before it.
+        scale: of the scores; None for one over the root of the width of a head.
+        softcap: scores are squashed into (-softcap, softcap); None for no cap.
+    """
+
+    window: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+
+
+# `(q [b s h c], k [b t k c], v [b t k c], segment_ids [b s], spec) -> [b s h c]`, causal
+Attend = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, AttentionSpec], jax.Array]
+
+# `(sizes, spec) -> the kernel of a layer`
+MakeAttend = Callable[[HeadSizes, AttentionSpec], Attend]
+
+
+class LossTerm(NamedTuple):
+    """What a layer adds to the loss, beside cross-entropy; float32 scalars, sums over the rows that a device sees.
+
+    Like everything that carries a gradient, `objective` is divided by the targets of the step.
+
+    Attributes:
+        objective: added to the loss that is minimised; a coefficient times a sum over tokens.
+        total: `total / denominator` is the metric.
+        denominator: of the metric alone.
+    """
+
+    objective: jax.Array
+    total: jax.Array
+    denominator: jax.Array
+
+
+# by the name of the metric
+LossTerms = dict[str, LossTerm]
 
 # `(primitive, *types of its operands, **its parameters) -> whether its result is kept`, as `jax.checkpoint` asks
 RematPolicy = Callable[..., Any]
@@ -128,6 +174,10 @@ Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 class Layout(Protocol):
     """Where arrays lie on the mesh; they are named by the logical names of their dimensions."""
+
+    def axes(self, logical: str) -> tuple[str, ...]:
+        """Returns the mesh axes, of more than one device, that shard a logical axis."""
+        ...
 
     def activations(self, x: jax.Array, *axes: str) -> jax.Array:
         """Returns `x` where these axes say that it lies; an empty name is a dimension that is whole everywhere."""

@@ -12,7 +12,7 @@ from nnxtrain.build.registry import Registry
 from nnxtrain.cli.command import guarded
 from nnxtrain.evaluate import main as evaluate
 from nnxtrain.generate import main as generate
-from nnxtrain.models.decoder import MODELS
+from nnxtrain.models.families.table import MODELS
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of
 

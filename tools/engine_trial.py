@@ -198,7 +198,9 @@ def put(program: Program, rows: Arrays) -> Batch:
 def gradients_of(program: Program, rows: Arrays) -> Arrays:
     """Returns what `collect` of a step, compiled on its own, finds for the initial weights, by path."""
     graph, state = nnx.split(jax.jit(program.make_state)())
-    collect: Callable[..., Any] = jax.jit(lambda state, batch: program.collect(nnx.merge(graph, state), batch))
+    collect: Callable[..., Any] = jax.jit(
+        lambda state, batch: program.functions.collect(nnx.merge(graph, state), batch)
+    )
     return _gradients(collect(state, put(program, rows)))
 
 

@@ -159,7 +159,8 @@ def _traced(config: Config, function: Any) -> Any:
     import jax
     from flax import nnx
 
-    from nnxtrain.build.program import loss_sum_of, make_program, on_one_device
+    from nnxtrain.build.program import make_program, on_one_device
+    from nnxtrain.build.step import loss_sum_of
     from nnxtrain.types import PRNG
 
     program = make_program(on_one_device(config))

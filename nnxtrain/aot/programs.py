@@ -23,7 +23,6 @@ from nnxtrain.hardware.chips import chip_of
 from nnxtrain.hardware.topology import devices_of, quiet
 from nnxtrain.host.compilation_cache import without_compilation_cache
 from nnxtrain.host.files import write_whole
-from nnxtrain.models.flops import flops_per_token
 from nnxtrain.sharding.audit import bytes_per_device
 from nnxtrain.state import is_trained
 
@@ -99,7 +98,7 @@ def _empty_report(program: Program) -> Report:
         devices=program.mesh.size,
         mesh=dict(program.mesh.shape),
         state_bytes=bytes_per_device(nnx.state(program.abstract_state())),
-        model_flops=flops_per_token(config.model, config.batch.sequence) * tokens,
+        model_flops=program.flops_per_token * tokens,
         hbm_bytes=words.hbm_gib * GIB if words.hbm_gib else chip and chip.memory_bytes,
         peak_flops=chip and chip.peak_bf16_flops,
         owners=owners_of(program),

@@ -9,7 +9,6 @@ from nnxtrain.data.sources import RowSpec
 from nnxtrain.errors import ConfigError
 from nnxtrain.hardware.chips import peak_flops
 from nnxtrain.metrics.recorder import Scale
-from nnxtrain.models.flops import flops_per_token
 from nnxtrain.sharding.rows import own_rows, put_rows
 from nnxtrain.types import Batch, Dataset
 
@@ -67,5 +66,5 @@ def make_scale(data: Data, *, steps: int) -> Scale:
     """Returns what turns counts of this run of `steps` steps into rates and shares."""
     program = data.program
     peak = peak_flops(program.mesh.devices.flat[0].device_kind)
-    work = flops_per_token(program.config.model, program.config.batch.sequence)
+    work = program.flops_per_token
     return Scale(steps, work, peak and peak * program.mesh.size, data.train.epochs)

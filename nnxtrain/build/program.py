@@ -2,7 +2,6 @@
 
 import functools
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -14,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from nnxtrain.build.model import make_model_context, make_state_of
 from nnxtrain.build.registry import BUILT_IN, Registry
+from nnxtrain.build.step import StepFunctions, make_step_functions
 from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import RestoreSpec
-from nnxtrain.config.debug import DebugConfig
 from nnxtrain.config.load import as_mapping
 from nnxtrain.config.lookup import lookup
 from nnxtrain.config.mesh import MeshConfig
@@ -28,28 +28,20 @@ from nnxtrain.engine.base import Engine, hash_of
 from nnxtrain.engine.executable import COMPILED_FROM, Executables, load_executables
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.environment import environment
-from nnxtrain.models.remat import can_offload, make_wrap, offloaded, policy_of
-from nnxtrain.nn.param import Precision
-from nnxtrain.optim.groups import freeze
-from nnxtrain.optim.optimizers import make_optimizer
+from nnxtrain.models.flops import flops_per_token, matmul_parameters
+from nnxtrain.models.remat import can_offload, offloaded, policy_of
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.audit import check_replication
 from nnxtrain.sharding.layout import MeshLayout
 from nnxtrain.sharding.mesh import here, make_mesh
 from nnxtrain.sharding.rows import rows_sharding
-from nnxtrain.sharding.spread import per_replica, replica_axes, spread_microbatches, spread_rows, sum_replicas
+from nnxtrain.sharding.spread import replica_axes, sum_replicas
 from nnxtrain.state import TrainStateNNX
-from nnxtrain.steps.eval_step import make_eval_step
-from nnxtrain.steps.guard import StepGuard, make_step_guard
-from nnxtrain.steps.loss import make_loss_sum
-from nnxtrain.steps.train_step import make_collect, make_train_step, make_update
+from nnxtrain.steps.train_step import make_train_step
 from nnxtrain.types import (
-    PRNG,
     Batch,
     Collect,
     EvalStep,
-    LossSum,
-    RngsAt,
     Sums,
     Tokenizer,
     TrainStep,
@@ -66,10 +58,7 @@ class Program:
     tokenizer: Tokenizer
     layout: MeshLayout
     make_state: Callable[[], TrainStateNNX]
-    collect: Collect
-    forward_backward: Collect
-    update: Update
-    eval_step: EvalStep
+    functions: StepFunctions
     registry: Registry
     offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
 
@@ -110,7 +99,28 @@ class Program:
     @property
     def train_step(self) -> TrainStep:
         """The whole step: `update` by what `collect` finds."""
-        return make_train_step(self.collect, self.update)
+        return make_train_step(self.functions.collect, self.functions.update)
+
+    @property
+    def forward_backward(self) -> Collect:
+        """Sums of one microbatch, apart for each replica of the model."""
+        return self.functions.forward_backward
+
+    @property
+    def update(self) -> Update:
+        """The end of a step."""
+        return self.functions.update
+
+    @property
+    def eval_step(self) -> EvalStep:
+        """Measures a batch."""
+        return self.functions.eval_step
+
+    @functools.cached_property
+    def flops_per_token(self) -> float:
+        """FLOPs of one training step per token, forward and backward, without recomputation."""
+        weights = matmul_parameters(nnx.state(nnx.eval_shape(self.make_state).model, nnx.Param))
+        return flops_per_token(self.config.model, self.config.batch.sequence, weights=weights)
 
     @property
     def max_inflight(self) -> int:
@@ -184,69 +194,28 @@ def make_program(
     mesh = make_mesh(config.mesh, devices or here(config.debug.platform))
     for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
-    layout = MeshLayout(mesh, config.mesh.rules)
+    layout, platform = MeshLayout(mesh, config.mesh.rules), mesh.devices.flat[0].platform
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
     schedule = make_schedule(
         config.schedule, peak=config.optimizer.learning_rate, steps=config.steps, table=registry.schedules
     )
     policy = policy_of(config.remat, registry.remat_policies)
-    make_model = functools.partial(
-        lookup(registry.models, config.model.name, key="model.name"),
-        replace(config.model, attention=config.attention),
-        vocab=tokenizer.size,
-        wrap=make_wrap(policy),
-        layout=layout,
-        precision=Precision(
-            _compute_type(config.model.dtype, mesh.devices.flat[0].platform), jnp.dtype(config.model.param_dtype)
-        ),
-        rngs_at=rngs_from(config.seed),
+    context = make_model_context(
+        config, layout, vocab=tokenizer.size, platform=platform, policy=policy, registry=registry
     )
-
-    def make_state() -> TrainStateNNX:
-        model = make_model()
-        freeze(model, config.optimizer)
-        return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model, table=registry.optimizers))
-
-    if config.optimizer.groups:
-        nnx.eval_shape(make_state)  # refuses patterns that match nothing, before a run writes anything
-    auto = "one_pass" if config.batch.accum_steps == 1 else "scan"
-    name = auto if config.batch.accumulator == "auto" else config.batch.accumulator
-    accumulate = spread_microbatches(lookup(registry.accumulators, name, key="batch.accumulator"), layout)
-    apart = per_replica(registry.accumulators["one_pass"], layout)
-    loss_sum = loss_sum_of(config, layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
-    update = make_update(_step_guard(config.debug), schedule)
-    collect, collect_apart = (make_collect(loss_sum, how, seed=config.seed) for how in (accumulate, apart))
     program = Program(
         config=config,
         mesh=mesh,
         tokenizer=tokenizer,
         layout=layout,
-        make_state=make_state,
-        collect=collect,
-        forward_backward=lambda state, one: collect_apart(state, {name: leaf[None] for name, leaf in one.items()}),
-        update=update,
-        eval_step=make_eval_step(loss_sum_of(config, layout, z_loss=0.0, dropout=0.0)),
+        make_state=make_state_of(config, context, schedule, registry=registry),
+        functions=make_step_functions(config, layout, schedule, registry=registry),
         registry=registry,
         offloaded=offloaded(policy),
     )
     weights = nnx.state(program.abstract_state().model, nnx.Param)
     check_replication(weights, layout, tolerance=config.mesh.replication_tolerance)
     return program
-
-
-def _step_guard(config: DebugConfig) -> StepGuard:
-    return make_step_guard(
-        skips=config.on_nonfinite == "skip",
-        spike_deviations=config.spike_deviations,
-        spike_warmup=config.spike_warmup_steps,
-        limit=config.nonfinite_limit,
-    )
-
-
-def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: float) -> LossSum:
-    """Returns the loss of a microbatch, for training or, with 0 and 0, for evaluation."""
-    chunks, spread = config.loss_chunks, spread_rows(layout)
-    return make_loss_sum(z_loss=z_loss, dropout=dropout, chunks=chunks, spread=spread, pick=layout.pick)
 
 
 def marks_of(program: Program) -> dict[str, str]:
@@ -267,19 +236,3 @@ def marks_of(program: Program) -> dict[str, str]:
 def on_one_device(config: Config) -> Config:
     """Returns `config` for work that one device does, whatever the mesh of the run."""
     return replace(config, mesh=MeshConfig(data=1))
-
-
-def rngs_from(seed: int) -> RngsAt:
-    """Returns `(path, global layer index) -> nnx.Rngs`: initial weights depend on these and on `seed` alone."""
-
-    def rngs_at(path: str, layer: jax.typing.ArrayLike) -> nnx.Rngs:
-        of_path = jax.random.fold_in(jax.random.key(seed, impl=PRNG), zlib.crc32(path.encode()))
-        return nnx.Rngs(params=jax.random.fold_in(of_path, layer))
-
-    return rngs_at
-
-
-def _compute_type(name: str, platform: str) -> jnp.dtype:
-    if name == "auto":
-        name = "bfloat16" if platform in ("tpu", "gpu") else "float32"
-    return jnp.dtype(name)

@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
+from nnxtrain.config.model import ModelConfig
 from nnxtrain.data.sources import DATASETS
 from nnxtrain.engine.base import Engine
 from nnxtrain.engine.single import SingleEngine
 from nnxtrain.engine.split import SplitEngine
-from nnxtrain.models.decoder import MODELS
+from nnxtrain.models.families.table import MODELS
+from nnxtrain.models.family import ModelContext
 from nnxtrain.models.remat import REMAT_POLICIES
+from nnxtrain.nn.kernels import ATTENTIONS, AttentionKernel
 from nnxtrain.optim.optimizers import OPTIMIZERS
 from nnxtrain.optim.schedules import SCHEDULES
 from nnxtrain.steps.accumulate import ACCUMULATORS
@@ -23,7 +26,8 @@ ENGINES: dict[str, type[Engine]] = {"single": SingleEngine, "split": SplitEngine
 class Registry(NamedTuple):
     """Name → entry for each key that names a part; `docs/extending.md` shows an entry of each."""
 
-    models: Mapping[str, Callable[..., nnx.Module]] = MODELS
+    models: Mapping[str, Callable[[ModelConfig, ModelContext], nnx.Module]] = MODELS
+    attentions: Mapping[str, AttentionKernel] = ATTENTIONS
     remat_policies: Mapping[str, RematPolicy] = REMAT_POLICIES
     accumulators: Mapping[str, Accumulate] = ACCUMULATORS
     optimizers: Mapping[str, UpdateRule] = OPTIMIZERS
@@ -35,6 +39,7 @@ class Registry(NamedTuple):
         """Returns the names that each key admits, as `load(..., extra=...)` takes them."""
         return {
             "model.name": self.models.keys(),
+            "model.attention": self.attentions.keys(),
             "remat.policy": self.remat_policies.keys(),
             "batch.accumulator": self.accumulators.keys(),
             "optimizer.name": self.optimizers.keys(),

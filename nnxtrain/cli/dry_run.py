@@ -15,7 +15,6 @@ from nnxtrain.config.schema import Config
 from nnxtrain.data.sources import text_files
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.text import bytes_text
-from nnxtrain.models.flops import flops_per_token
 from nnxtrain.profiling.windows import say_windows
 from nnxtrain.sharding.audit import bytes_per_device, check_replication, parts_of
 from nnxtrain.sharding.layout import MeshLayout
@@ -38,7 +37,7 @@ def dry_run(config: Config, registry: Registry) -> int:
     batch = sum(leaf.size * leaf.dtype.itemsize for leaf in program.batch_spec().values())
     pieces = math.prod(layout.mesh.shape[name] for axis in (BATCH, SEQUENCE) for name in layout.axes(axis))
     tokens = config.batch.global_size * config.batch.sequence
-    work = flops_per_token(config.model, config.batch.sequence)
+    work = program.flops_per_token
     for name, text in (
         ("parameters", f"{count:,} ({_short(count)})"),
         ("mesh", mesh),

@@ -40,7 +40,7 @@ class ModelConfig:
     window: int | None = key(None, "tokens that a local layer sees, the newest included", span="[1, inf)")
     attention: str = key(
         "auto",
-        "attention kernel; auto = blocked, or dot_product where devices share a sequence (mesh.context)",
+        "attention kernel; auto = the first that supports what the model and the mesh ask for",
         choices=("auto", "blocked", "dot_product"),
     )
     qk_norm: bool = key(False, "RMS norm on queries and keys, before rotation")

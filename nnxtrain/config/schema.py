@@ -108,13 +108,6 @@ class Config:
         return max(n for n in range(1, 9) if self.batch.sequence % n == 0)
 
     @property
-    def attention(self) -> str:
-        """The attention kernel, with `model.attention=auto` resolved."""
-        if self.model.attention != "auto":
-            return self.model.attention
-        return "blocked" if self.mesh.context == 1 else "dot_product"
-
-    @property
     def eval_rows(self) -> int:
         """Sequences of one evaluation batch, with `eval.global_size=0` resolved."""
         return self.eval.global_size or self.batch.microbatch

@@ -1,74 +1,66 @@
-"""One layer of the stack: attention and a feed-forward layer, each behind a norm and around a residual."""
-
-import math
-from dataclasses import dataclass
+"""One layer of the stack: attention and a feed-forward layer, each with its norms and around a residual."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from nnxtrain.axes import BATCH, HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, WHOLE
-from nnxtrain.config.lookup import lookup
-from nnxtrain.config.model import LOCAL, ModelConfig
-from nnxtrain.nn.attention import ATTENTIONS, Attention, HeadSizes, KvCache
+from nnxtrain.models.family import LayerSpec
+from nnxtrain.nn.attention import KvCache
 from nnxtrain.nn.dropout import Dropout
-from nnxtrain.nn.mlp import GatedMlp
-from nnxtrain.nn.norm import RmsNorm
-from nnxtrain.nn.param import Precision
+from nnxtrain.nn.param import LayerInit
 from nnxtrain.nn.rope import Rotation
 from nnxtrain.tags import LAYER_INPUT
-from nnxtrain.types import Attend, Layout
-
-
-@dataclass(frozen=True)
-class AttendOn:
-    """An attention kernel on a mesh: queries lie where their tokens do, beside keys and values of whole sequences."""
-
-    layout: Layout
-    attend: Attend
-
-    def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, window: int | None
-    ) -> jax.Array:
-        """See `Attend`."""
-        place = self.layout.activations
-        q = place(q, BATCH, SEQUENCE, HEADS, HEAD_DIM)
-        k, v = (place(x, BATCH, WHOLE, KV_HEADS, HEAD_DIM) for x in (k, v))
-        return place(self.attend(q, k, v, segment_ids, window), BATCH, SEQUENCE, HEADS, HEAD_DIM)
+from nnxtrain.types import Attend, LossTerms
 
 
 class Block(nnx.Module):
     """Maps the residual stream `[b s d]` to `[b s d]`."""
 
-    def __init__(self, config: ModelConfig, *, kind: str, layout: Layout, precision: Precision, rngs: nnx.Rngs):
-        """Makes the layer; `kind` is one of `KINDS`."""
-        out_scale = 1 / math.sqrt(2 * config.layers)  # the residual stream sums 2 * layers outputs
-        window = config.window if kind == LOCAL else None
-        sizes = HeadSizes(config.embed, config.heads, config.kv_heads, config.head_dim, window)
-        self.attention_norm = RmsNorm(config.embed, eps=config.norm_eps)
-        self.attention = Attention(
-            sizes,
-            attend=AttendOn(layout, lookup(ATTENTIONS, config.attention, key="model.attention")),
-            qk_norm_eps=config.norm_eps if config.qk_norm else None,
-            out_scale=out_scale,
-            precision=precision,
-            rngs=rngs,
-        )
-        self.mlp_norm = RmsNorm(config.embed, eps=config.norm_eps)
-        self.mlp = GatedMlp(config.embed, config.mlp, out_scale=out_scale, precision=precision, rngs=rngs)
+    def __init__(self, spec: LayerSpec, init: LayerInit, *, attend: Attend):
+        """Makes the parts of `spec`; `attend` is the attention kernel."""
+        embed = spec.sizes.embed
+        self.rotation = spec.rotation
+        self.norms_inputs = spec.norm_place != "after"
+        self.norms_outputs = spec.norm_place != "before"
+        self.attention = spec.make_attention(init, attend)
+        self.mlp = spec.mlp(init)
+        if self.norms_inputs:
+            self.attention_norm, self.mlp_norm = spec.norm(embed), spec.norm(embed)
+        if self.norms_outputs:
+            self.attention_post_norm, self.mlp_post_norm = spec.norm(embed), spec.norm(embed)
 
     @jax.named_scope("layer")
-    def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array, drop: Dropout) -> jax.Array:
-        """Maps `[b s d]` to `[b s d]`; `drop` is that of this layer."""
+    def __call__(
+        self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array, drop: Dropout
+    ) -> tuple[jax.Array, LossTerms]:
+        """Maps `[b s d]` to `[b s d]`, and returns the terms that the layer adds to the loss.
+
+        Args:
+            x: the residual stream.
+            rotation: of queries and keys.
+            segment_ids: `[b s]`, 0 is padding.
+            drop: dropout of this layer.
+        """
         x = checkpoint_name(x, LAYER_INPUT)
-        x = x + drop.at(0)(self.attention(self.attention_norm(x), rotation, segment_ids))
-        return x + drop.at(1)(self.mlp(self.mlp_norm(x)))
+        x = x + drop.at(0)(
+            self._normed_output("attention", self.attention(self._normed_input("attention", x), rotation, segment_ids))
+        )
+        out, terms = self.mlp(self._normed_input("mlp", x), segment_ids != 0)
+        return x + drop.at(1)(self._normed_output("mlp", out)), terms
 
     @jax.named_scope("layer")
     def decode(
         self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
     ) -> tuple[jax.Array, KvCache]:
         """Maps one token `[b 1 d]` to `[b 1 d]` and returns the cache with it; see `Attention.decode`."""
-        attended, cache = self.attention.decode(self.attention_norm(x), rotation, cache, position)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), cache
+        attended, cache = self.attention.decode(self._normed_input("attention", x), rotation, cache, position)
+        x = x + self._normed_output("attention", attended)
+        out, _ = self.mlp(self._normed_input("mlp", x), jnp.ones(x.shape[:2], bool))
+        return x + self._normed_output("mlp", out), cache
+
+    def _normed_input(self, part: str, x: jax.Array) -> jax.Array:
+        return getattr(self, f"{part}_norm")(x) if self.norms_inputs else x
+
+    def _normed_output(self, part: str, x: jax.Array) -> jax.Array:
+        return getattr(self, f"{part}_post_norm")(x) if self.norms_outputs else x

@@ -1,11 +1,12 @@
 """Layers scanned over stacked weights, or unrolled: the same numbers, two programs.
 
-A pattern of `period` kinds of layer repeats over the stack: layer `i` is of kind `i % period`. The scan goes over
-groups of `period` layers; the layers that are left over when the pattern does not divide the stack come after it.
+A pattern of `period` kinds of layer repeats over the model. The scan goes over groups of `period` layers; the layers
+that are left over when the pattern does not divide the stack come after it. A stack may be a run of the layers of a
+model, as in a pipeline stage: a layer has its index in the whole model.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -14,11 +15,11 @@ from flax import nnx
 
 from nnxtrain.axes import LAYER, axes_of
 
-# `(carry, layer, index of the layer, item of this layer) -> (carry, item)`
-Body = Callable[[Any, Any, jax.typing.ArrayLike, Any], tuple[Any, Any]]
+# `(carry, layer, index of the layer, item of this layer, shared) -> (carry, item)`
+Body = Callable[[Any, Any, jax.typing.ArrayLike, Any, Any], tuple[Any, Any]]
 
-# `(global index of the layer, place in the pattern) -> layer`; the index may be traced
-MakeLayer = Callable[[jax.typing.ArrayLike, int], nnx.Module]
+# `(index of the layer in the model, its kind) -> layer`; the index may be traced
+MakeLayer = Callable[[jax.typing.ArrayLike, str], nnx.Module]
 
 
 class Wrap(Protocol):
@@ -37,13 +38,14 @@ def no_wrap(function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any
 class Stack(Protocol):
     """Applies layers one after another."""
 
-    def run(self, body: Body, carry: Any, items: Any, *, wrap: Wrap) -> tuple[Any, Any]:
+    def run(self, body: Body, carry: Any, items: Any, shared: Any, *, wrap: Wrap) -> tuple[Any, Any]:
         """Folds `body` over the layers.
 
         Args:
             body: what happens at one layer.
             carry: what goes from layer to layer.
             items: a tree whose leaves have a leading layer axis `[l ...]`; a layer gets its own slice.
+            shared: what every layer gets, a tree.
             wrap: put around the body's computation.
         Returns: the last carry, and the items that the layers returned, stacked.
         """
@@ -58,30 +60,34 @@ class ScannedStack(nnx.Module):
         rest: the layers that are left over, each with parameters of its own.
     """
 
-    def __init__(self, layers: int, make_layer: MakeLayer, *, period: int = 1, unroll: int = 1):
+    def __init__(self, layers: range, make_layer: MakeLayer, *, kinds: Sequence[str], period: int, unroll: int = 1):
         """Makes the stack.
 
         Args:
-            layers: of the stack, at least `period`.
+            layers: indices in the model, at least one.
             make_layer: makes one of them.
-            period: length of the pattern.
+            kinds: of all layers of the model.
+            period: layers after which their kinds repeat.
             unroll: groups that one turn of the loop takes.
         """
-        self.period, self.unroll, self.groups = period, unroll, layers // period
+        self.first, self.unroll = layers.start, unroll
+        self.period = period = min(period, len(layers))
+        self.groups = groups = len(layers) // period
 
         def group(number: jax.typing.ArrayLike) -> nnx.Module:
-            made = [make_layer(number * period + place, place) for place in range(period)]
+            first = layers.start + number * period
+            made = [make_layer(first + place, kinds[layers.start + place]) for place in range(period)]
             return made[0] if period == 1 else nnx.List(made)
 
         graph = nnx.graphdef(nnx.eval_shape(lambda: group(0)))
-        stacked = jax.vmap(lambda number: nnx.state(group(number)))(jnp.arange(self.groups))
+        stacked = jax.vmap(lambda number: nnx.state(group(number)))(jnp.arange(groups))
         self.layer = nnx.merge(graph, stacked)
         for _, parameter in nnx.iter_graph(self.layer):
             if isinstance(parameter, nnx.Param):
                 parameter.set_metadata(axes=(LAYER, *axes_of(parameter)))
-        self.rest = nnx.List([make_layer(index, index % period) for index in range(self.groups * period, layers)])
+        self.rest = nnx.List([make_layer(index, kinds[index]) for index in layers[groups * period :]])
 
-    def run(self, body: Body, carry: Any, items: Any, *, wrap: Wrap) -> tuple[Any, Any]:
+    def run(self, body: Body, carry: Any, items: Any, shared: Any, *, wrap: Wrap) -> tuple[Any, Any]:
         """See `Stack.run`."""
         graph, stacked = nnx.split(self.layer)
         period, scanned = self.period, self.groups * self.period
@@ -92,7 +98,8 @@ class ScannedStack(nnx.Module):
             state, number, items = part
             made = nnx.merge(graph, state)
             layers = [made] if period == 1 else list(made)
-            return _apply_sequentially(body, carry, layers, items, first=number * period, wrap=inside)
+            first = number * period + self.first if self.first else number * period
+            return _apply_in_order(body, carry, layers, (items, shared), first=first, wrap=inside)
 
         grouped = jax.tree.map(lambda leaf: leaf[:scanned].reshape(self.groups, period, *leaf.shape[1:]), items)
         parts = (stacked, jnp.arange(self.groups), grouped)
@@ -102,40 +109,45 @@ class ScannedStack(nnx.Module):
             return carry, returned
         left = jax.tree.map(lambda leaf: leaf[scanned:], items)
         outside = functools.partial(wrap, in_loop=False)
-        carry, last = _apply_sequentially(body, carry, list(self.rest), left, first=scanned, wrap=outside)
+        first = self.first + scanned
+        carry, last = _apply_in_order(body, carry, list(self.rest), (left, shared), first=first, wrap=outside)
         return carry, jax.tree.map(lambda *both: jnp.concatenate(both), returned, last)
 
 
 class UnrolledStack(nnx.Module):
     """A list of layers, each with parameters of its own."""
 
-    def __init__(self, layers: int, make_layer: MakeLayer, *, period: int = 1):
-        self.layers = nnx.List([make_layer(index, index % period) for index in range(layers)])
+    def __init__(self, layers: range, make_layer: MakeLayer, *, kinds: Sequence[str]):
+        self.first = layers.start
+        self.layers = nnx.List([make_layer(index, kinds[index]) for index in layers])
 
-    def run(self, body: Body, carry: Any, items: Any, *, wrap: Wrap) -> tuple[Any, Any]:
+    def run(self, body: Body, carry: Any, items: Any, shared: Any, *, wrap: Wrap) -> tuple[Any, Any]:
         """See `Stack.run`."""
         outside = functools.partial(wrap, in_loop=False)
-        return _apply_sequentially(body, carry, list(self.layers), items, first=0, wrap=outside)
+        return _apply_in_order(body, carry, list(self.layers), (items, shared), first=self.first, wrap=outside)
 
 
-def _apply_sequentially(
+def _apply_in_order(
     body: Body,
     carry: Any,
     layers: list[nnx.Module],
-    items: Any,
+    inputs: tuple[Any, Any],
     *,
     first: jax.typing.ArrayLike,
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> tuple[Any, Any]:
-    """Folds `body` over `layers`, the first of which has the index `first`; see `Stack.run`."""
+    """Folds `body` over `layers`, the first of which has the index `first`; `inputs` are items and shared."""
+    items, shared = inputs
     returned = []
     for place, layer in enumerate(layers):
         graph, state = nnx.split(layer)
 
-        def one(carry: Any, state: nnx.State, index: Any, item: Any, graph: Any = graph) -> tuple[Any, Any]:
-            return body(carry, nnx.merge(graph, state), index, item)
+        def one(
+            carry: Any, state: nnx.State, index: Any, item: Any, shared: Any, graph: Any = graph
+        ) -> tuple[Any, Any]:
+            return body(carry, nnx.merge(graph, state), index, item, shared)
 
         item = jax.tree.map(lambda leaf: leaf[place], items)
-        carry, item = wrap(one)(carry, state, first + place, item)
+        carry, item = wrap(one)(carry, state, first + place, item, shared)
         returned.append(item)
     return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *returned)

@@ -1,6 +1,8 @@
 """Dropout whose masks belong to rows of the global batch, so that no layout of the work can move them."""
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import jax
@@ -19,6 +21,8 @@ class Dropout(Protocol):
         ...
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class KeepAll:
     """Drops nothing: evaluation, generation, and training without dropout."""
 
@@ -31,12 +35,13 @@ class KeepAll:
         return x
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["keys"], meta_fields=["rate"])
+@dataclass(frozen=True)
 class RowDropout:
     """Drops each activation with probability `rate`; a pure function of (key, row, place)."""
 
-    def __init__(self, rate: float, keys: jax.Array):
-        self.rate = rate
-        self.keys = keys
+    rate: float
+    keys: jax.Array
 
     @classmethod
     def of_rows(cls, rate: float, key: jax.Array, rows: jax.Array) -> "RowDropout":

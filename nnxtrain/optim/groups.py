@@ -24,8 +24,12 @@ class Setting:
 
 
 def name_of(path: Sequence[object]) -> str:
-    """Returns the path of a parameter, the same for scanned and unrolled layers: `stack/layer/mlp/up/kernel`."""
-    return re.sub(r"\blayers/\d+\b", "layer", "/".join(map(str, path)))
+    """Returns the path of a parameter, the same for every layer of the stack: `stack/layer/mlp/up/kernel`.
+
+    Unrolled layers are at `stack/layers/3`, scanned ones at `stack/layer`, those of a longer pattern at `stack/layer/1`
+    or, where the pattern leaves some over, at `stack/rest/0`.
+    """
+    return re.sub(r"\bstack/(layers|layer|rest)(/\d+)?(?=/)", "stack/layer", "/".join(map(str, path)))
 
 
 def is_decayed(axes: tuple[str, ...]) -> bool:

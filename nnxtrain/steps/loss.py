@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnxtrain.nn.dropout import Dropout, KeepAll, RowDropout
-from nnxtrain.types import Batch, LossParts, LossSum, Pick, Spread
+from nnxtrain.types import Batch, LossParts, LossSum, LossTerm, LossTerms, Pick, Spread
 
 
 class LanguageModel(Protocol):
     """What a loss needs of a model."""
 
-    def hidden(self, batch: Batch, drop: Dropout) -> jax.Array:
-        """Maps a batch to activations `[b s d]`."""
+    def hidden(self, batch: Batch, drop: Dropout) -> tuple[jax.Array, LossTerms]:
+        """Maps a batch to activations `[b s d]`; returns the terms that layers add to the loss, too."""
         ...
 
     def scorer(self) -> nnx.Module:
@@ -36,8 +36,7 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread,
 
     def loss_sum(model: LanguageModel, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, LossParts]:
         drop = RowDropout.of_rows(dropout, key, microbatch["rows"]) if dropout else KeepAll()
-        hidden = model.hidden(microbatch, drop)
-
+        hidden, terms = model.hidden(microbatch, drop)
         graph, head = nnx.split(model.scorer())
 
         def sums_of(head: nnx.State, whole: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -56,10 +55,13 @@ def make_loss_sum(*, z_loss: float, dropout: float, chunks: int, spread: Spread,
         cross_entropy, square = spread(sums_of)(head, whole)
         targets = jnp.sum(microbatch["mask"], dtype=jnp.float32)
         tokens = jnp.sum(microbatch["segment_ids"] != 0, dtype=jnp.float32)  # one type for all sums: one exchange
-        if not z_loss:
-            return cross_entropy, LossParts(targets, tokens, {"loss": (cross_entropy, targets)})
-        sums = {"loss": (cross_entropy, targets), "z_loss": (z_loss * square, targets)}
-        return cross_entropy + z_loss * square, LossParts(targets, tokens, sums)
+        if z_loss:
+            terms = terms | {"z_loss": LossTerm(z_loss * square, z_loss * square, targets)}
+        sums = {"loss": (cross_entropy, targets)} | {
+            name: (term.total, term.denominator) for name, term in terms.items()
+        }
+        objective = sum((term.objective for term in terms.values()), cross_entropy)
+        return objective, LossParts(targets, tokens, sums)
 
     return loss_sum
 

@@ -1,8 +1,8 @@
 """A run that version 0.1 stopped goes on with this version.
 
-The archive holds a run of `configs/tiny.yml` with three layers in a pattern of two, scanned, with dropout: its directory
-as it was after step 4, and the rows of the steps that it went on to take. The digests are those of the arrays that the
-version which wrote them read back.
+The archive is of a run of `configs/tiny.yml` with three layers in a pattern of two, scanned, with dropout: its
+directory as it was after step 4, and the rows of the four steps that followed. The digests are of the arrays as the
+version that wrote them read them back.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ from nnxtrain.config.key import problem_of, show
 from nnxtrain.config.load import LEAVES, SECTIONS, load, value_at
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.data.sources import DATASETS, TOKENIZERS
-from nnxtrain.models.decoder import MODELS
+from nnxtrain.models.families.table import MODELS
 from nnxtrain.models.remat import REMAT_POLICIES
 from nnxtrain.nn.attention import ATTENTIONS
 from nnxtrain.optim.optimizers import OPTIMIZERS

@@ -35,7 +35,7 @@ def token_losses(request):
 
     @jax.jit
     def losses(batch):
-        scores = jax.nn.log_softmax(model.logits(model.hidden(batch, KeepAll())))
+        scores = jax.nn.log_softmax(model.logits(model.hidden(batch, KeepAll())[0]))
         return -np.take_along_axis(scores, batch["targets"][..., None], -1)[0, :, 0]
 
     def run(row: dict[str, np.ndarray]) -> np.ndarray:

@@ -111,7 +111,7 @@ def uneven_evaluation(size: int, devices: int):
 @functools.cache
 def reference() -> float:
     """Returns the sum of token losses over the real tokens, each row computed alone, in float64 after the scores."""
-    scores_of = bind_on(1)(lambda model, row: model.logits(model.hidden(row, KeepAll()))[0])
+    scores_of = bind_on(1)(lambda model, row: model.logits(model.hidden(row, KeepAll())[0])[0])
     rows = UnevenRows()
     total = 0.0
     for index in range(len(rows)):

@@ -20,7 +20,7 @@ def scores_of(program):
     """Returns a model and its scores of a random batch, `[b s v]`."""
     model = initial_state(program).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
-    return model, model.logits(model.hidden(batch, KeepAll()))
+    return model, model.logits(model.hidden(batch, KeepAll())[0])
 
 
 def count(model) -> int:
@@ -61,7 +61,7 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights_and_scores():
     assert scores.dtype == jnp.float32
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
-    assert model.hidden(batch, KeepAll()).dtype == jnp.bfloat16
+    assert model.hidden(batch, KeepAll())[0].dtype == jnp.bfloat16
     _, want = jax.jit(tiny_program().train_step)(initial_state(tiny_program()), random_batch())
     _, got = jax.jit(program.train_step)(initial_state(program), random_batch())
     assert float(got["loss"]) == pytest.approx(float(want["loss"]), rel=1e-2)
@@ -83,7 +83,7 @@ def test_flops_per_token_count_what_a_window_sees(window):
     config = tiny("model.layers=8", "model.pattern=local,local,global", f"model.window={window}").model
     local, whole = (np.minimum(np.arange(32) + 0.5, width).mean() for width in (window, 32))
     seen = 6 * local + 2 * whole
-    assert flops_per_token(config, 32) == pytest.approx(6 * matmul_parameters(config) + 12 * seen * 4 * 16)
+    assert flops_per_token(config, 32, weights=1000) == pytest.approx(6 * 1000 + 12 * seen * 4 * 16)
 
 
 def _clear(preset: str) -> list[str]:
@@ -98,13 +98,19 @@ def _clear(preset: str) -> list[str]:
 
 def test_flops_per_token_are_three_times_the_products_of_the_forward_pass():
     """Counts the matrix products of the jaxpr, with the causal half of attention taken once."""
-    config = tiny().model
-    weights = matmul_parameters(config)
-    expected = config.layers * (64 * 16 * 2 * (4 + 2) + 3 * 64 * 192) + 64 * 256
-    assert weights == expected
-    assert flops_per_token(config, 32) == 6 * (weights + config.layers * 32 * 4 * 16)
-    model = initial_state(tiny_program()).model
+    program, config = tiny_program(), tiny().model
+    model = initial_state(program).model
+    weights = config.layers * (64 * 16 * 2 * (4 + 2) + 3 * 64 * 192) + 64 * 256
+    assert matmul_parameters(nnx.state(model, nnx.Param)) == weights
+    assert program.flops_per_token == 6 * (weights + config.layers * 32 * 4 * 16)
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
-    jaxpr = jax.make_jaxpr(lambda batch: model.logits(model.hidden(batch, KeepAll())))(batch)
+    jaxpr = jax.make_jaxpr(lambda batch: model.logits(model.hidden(batch, KeepAll())[0]))(batch)
     attention = config.layers * 2 * 2 * 8 * 32 * 32 * 4 * 16  # scores and sums, not halved
-    assert 3 * (product_flops(jaxpr.jaxpr) - attention / 2) == pytest.approx(flops_per_token(config, 32) * 8 * 32)
+    assert 3 * (product_flops(jaxpr.jaxpr) - attention / 2) == pytest.approx(program.flops_per_token * 8 * 32)
+
+
+@pytest.mark.parametrize("words", [(), ("model.tied=true",), ("model.scan_layers=false",), ("model.qk_norm=true",)])
+def test_weights_of_products_are_counted_alike_in_every_arrangement(words):
+    """A tied head is a product too; norms and the embedding are none; a stack of layers counts each."""
+    params = nnx.state(nnx.eval_shape(tiny_program(*words).make_state).model, nnx.Param)
+    assert matmul_parameters(params) == 4 * (64 * 16 * 2 * (4 + 2) + 3 * 64 * 192) + 64 * 256

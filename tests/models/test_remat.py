@@ -173,7 +173,7 @@ def residuals(*words: str) -> str:
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        print_saved_residuals(lambda held: nnx.merge(graph, held).hidden(batch, KeepAll()).sum(), params)
+        print_saved_residuals(lambda held: nnx.merge(graph, held).hidden(batch, KeepAll())[0].sum(), params)
     return text.getvalue()
 
 
@@ -197,7 +197,7 @@ def test_evaluation_of_a_run_that_offloads_works_anywhere():
     """Only the step needs host memory; weights of a GPU run must be of use on a laptop."""
     program = tiny_program(*SMALL, "remat.policy=projections_offload")
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch(sequence=16, vocab=64))
-    hidden = jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()))
+    hidden = jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll())[0])
     assert np.isfinite(hidden(batch)).all()
 
 
@@ -218,7 +218,7 @@ def test_a_policy_from_outside_the_package_is_used():
     """An entry of one's own beside the table, named in the configuration."""
     mine = REMAT_POLICIES | {"mine": by_tag(save=["mlp_hidden"])}
     config = load(TINY, ["remat.policy=mine", "model.layers=1"], extra={"remat.policy": ["mine"]})
-    program = make_program(config, devices=jax.devices()[:1], tables=Registry(remat_policies=mine))
+    program = make_program(config, devices=jax.devices()[:1], registry=Registry(remat_policies=mine))
     graph, state = nnx.split(nnx.eval_shape(program.make_state))
     step = jax.make_jaxpr(lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1])
     assert "remat" in str(step(state, program.batch_spec()))

@@ -41,7 +41,7 @@ def test_cached_decoding_gives_the_scores_of_a_full_pass(layout, words, slots):
     ids = np.random.default_rng(0).integers(0, 256, (2, 32)).astype(np.int32)
     positions = np.tile(np.arange(32, dtype=np.int32), (2, 1))
     batch = {"inputs": ids, "positions": positions, "segment_ids": np.ones((2, 32), np.int32)}
-    want = model.logits(model.hidden(batch, KeepAll()))
+    want = model.logits(model.hidden(batch, KeepAll())[0])
     decode = jax.jit(model.decode)
     cache = model.empty_cache(2, slots)
     for position in range(32):
@@ -60,7 +60,7 @@ def test_temperature_zero_takes_the_best_token_each_time():
         "positions": np.arange(len(text) - 1, dtype=np.int32)[None],
         "segment_ids": np.ones((1, len(text) - 1), np.int32),
     }
-    best = model.logits(model.hidden(batch, KeepAll()))[0].argmax(-1)
+    best = model.logits(model.hidden(batch, KeepAll())[0])[0].argmax(-1)
     np.testing.assert_array_equal(best[2:], text[3:])
 
 

@@ -32,7 +32,7 @@ def state_of(*words: str):
 def hidden_of(*words: str):
     """Returns `batch -> activations [b s d]` of the initial model."""
     program = tiny_program(*words)
-    return jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll()))
+    return jax.jit(lambda batch: program.make_state().model.hidden(batch, KeepAll())[0])
 
 
 # eight layers in groups of three leave two; a pattern longer than the stack is cut
@@ -164,9 +164,9 @@ def test_hidden_is_causal():
     """A later token must not reach an earlier activation."""
     model = initial_state(tiny_program()).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
-    before = model.hidden(batch, KeepAll())
+    before = model.hidden(batch, KeepAll())[0]
     changed = {**batch, "inputs": np.array(batch["inputs"])}
     changed["inputs"][:, 20] = (changed["inputs"][:, 20] + 1) % 256
-    after = model.hidden(changed, KeepAll())
+    after = model.hidden(changed, KeepAll())[0]
     np.testing.assert_array_equal(before[:, :20], after[:, :20])
     assert not np.array_equal(before[:, 20:], after[:, 20:])

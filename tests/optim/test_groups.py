@@ -110,3 +110,15 @@ def test_the_table_of_tokens_is_decayed():
     """Documented in `optimizer.weight_decay`."""
     model = initial_state(tiny_program()).model
     assert is_decayed(axes_of(model.embedding.table))
+
+
+def test_a_group_is_of_all_layers_whatever_the_pattern_and_the_stack():
+    """Five layers in groups of two leave one over, at a path of its own; a pattern of paths must not miss it."""
+    words = ("model.layers=5", "model.pattern=local,global", "model.window=8")
+    groups = "optimizer.groups=stack/layer/mlp/* freeze,stack/layer/attention/q/* rate_scale=0.5"
+    for scan in ("true", "false"):
+        before, after, _ = update_of(*words, groups, f"model.scan_layers={scan}", "optimizer.weight_decay=0")
+        moved = {path: np.unique(np.round(before[path] - after[path], 5)) for path in before}
+        assert [moved[path].tolist() for path in moved if "/mlp/" in path] == [[0.0]] * 3
+        assert moved["stack/layer/attention/q/kernel"].tolist() == [0.25]
+        assert moved["stack/layer/attention/k/kernel"].tolist() == [0.5]

@@ -1,5 +1,6 @@
 """A run that is told to stop, or has to: signals at every moment, steps that are not finite, a run that hangs."""
 
+import functools
 import json
 import math
 import os
@@ -23,7 +24,9 @@ from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.cli.command import guarded
 from nnxtrain.config.load import load
 from nnxtrain.metrics.rewind import records
-from nnxtrain.models.decoder import MODELS, Decoder
+from nnxtrain.models.decoder import Decoder
+from nnxtrain.models.families.llama import llama
+from nnxtrain.models.families.table import MODELS
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, rows_of, run_module
 
@@ -254,13 +257,14 @@ class Poisoned(Decoder):
     def hidden(self, batch, drop):
         """Maps a batch to activations, NaN where the letter stands in the row."""
         is_bad = (batch["inputs"] == ord(POISON)).any(-1)[:, None, None]
-        return jnp.where(is_bad, jnp.nan, super().hidden(batch, drop))
+        hidden, terms = super().hidden(batch, drop)
+        return jnp.where(is_bad, jnp.nan, hidden), terms
 
 
 @pytest.fixture
 def poisoned(tmp_path, monkeypatch) -> tuple[str, ...]:
     """Returns the words of a run whose sixth batch, and no other of the first 12, is not finite."""
-    monkeypatch.setitem(MODELS, "decoder", Poisoned)
+    monkeypatch.setitem(MODELS, "decoder", functools.partial(Poisoned, llama))
     letters = random.Random(0).choices(string.ascii_letters, k=100 * 16 - 1)
     letters[16 * 43 + 5] = POISON  # row 43 is of the batch of rows 40 to 48
     (tmp_path / "a.txt").write_text("".join(letters))

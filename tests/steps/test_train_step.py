@@ -47,7 +47,7 @@ def test_loss_is_the_sum_of_token_losses_over_the_targets():
     program = tiny_program()
     model = initial_state(program).model
     batch = jax.tree.map(lambda leaf: leaf[0], random_batch())
-    scores = np.asarray(model.logits(model.hidden(batch, KeepAll())), np.float64)
+    scores = np.asarray(model.logits(model.hidden(batch, KeepAll())[0]), np.float64)
     tokens = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, batch["targets"][..., None], -1)[..., 0]
     _, metrics = one_update()
     assert metrics["loss"] == pytest.approx(tokens[batch["mask"]].sum() / 100, rel=1e-6)

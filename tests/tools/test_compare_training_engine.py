@@ -78,7 +78,7 @@ def test_a_wrong_engine_is_caught(fault, kind, capsys):
     """A tool that cannot fail proves nothing, and limits wide enough for bfloat16 may be too wide."""
     tables, suite = FAULTS[fault]
     words = [str(TINY), *SMALL, f"suite={suite}", "m_steps=3", f"types={kind}"]
-    assert guarded(lambda argv: main(argv, tables=tables), words) == 1
+    assert guarded(lambda argv: main(argv, registry=tables), words) == 1
     assert f"DIFFERENT: {suite}" in capsys.readouterr().out
 
 

@@ -1,0 +1,76 @@
+"""The step of a run: loss, accumulation and update, over the devices of its mesh."""
+
+from typing import NamedTuple
+
+import jax
+
+from nnxtrain.build.registry import Registry
+from nnxtrain.config.debug import DebugConfig
+from nnxtrain.config.lookup import lookup
+from nnxtrain.config.schema import Config
+from nnxtrain.sharding.layout import MeshLayout
+from nnxtrain.sharding.spread import per_replica, spread_microbatches, spread_rows
+from nnxtrain.state import TrainStateNNX
+from nnxtrain.steps.eval_step import make_eval_step
+from nnxtrain.steps.guard import StepGuard, make_step_guard
+from nnxtrain.steps.loss import make_loss_sum
+from nnxtrain.steps.train_step import make_collect, make_update
+from nnxtrain.types import Batch, Collect, EvalStep, LossSum, Schedule, Sums, Update
+
+
+class StepFunctions(NamedTuple):
+    """The functions that engines compile; they know no configuration.
+
+    Attributes:
+        collect: sums of a whole batch.
+        forward_backward: sums of one microbatch, apart for each replica of the model.
+        update: moves a state by the sums of a step.
+        eval_step: measures a batch.
+    """
+
+    collect: Collect
+    forward_backward: Collect
+    update: Update
+    eval_step: EvalStep
+
+
+def make_step_functions(config: Config, layout: MeshLayout, schedule: Schedule, *, registry: Registry) -> StepFunctions:
+    """Returns the functions of a step of `config`.
+
+    Args:
+        config: of the run.
+        layout: of its mesh.
+        schedule: learning rate by number of updates.
+        registry: what the names in `config` are looked up in.
+    """
+    auto = "one_pass" if config.batch.accum_steps == 1 else "scan"
+    name = auto if config.batch.accumulator == "auto" else config.batch.accumulator
+    accumulate = spread_microbatches(lookup(registry.accumulators, name, key="batch.accumulator"), layout)
+    apart = per_replica(registry.accumulators["one_pass"], layout)
+    loss_sum = loss_sum_of(config, layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
+    collect, collect_apart = (make_collect(loss_sum, how, seed=config.seed) for how in (accumulate, apart))
+
+    def forward_backward(state: TrainStateNNX, microbatch: Batch) -> Sums:
+        return collect_apart(state, jax.tree.map(lambda leaf: leaf[None], dict(microbatch)))
+
+    return StepFunctions(
+        collect,
+        forward_backward,
+        update=make_update(_step_guard(config.debug), schedule),
+        eval_step=make_eval_step(loss_sum_of(config, layout, z_loss=0.0, dropout=0.0)),
+    )
+
+
+def _step_guard(config: DebugConfig) -> StepGuard:
+    return make_step_guard(
+        skips=config.on_nonfinite == "skip",
+        spike_deviations=config.spike_deviations,
+        spike_warmup=config.spike_warmup_steps,
+        limit=config.nonfinite_limit,
+    )
+
+
+def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: float) -> LossSum:
+    """Returns the loss of a microbatch, for training or, with 0 and 0, for evaluation."""
+    chunks, spread = config.loss_chunks, spread_rows(layout)
+    return make_loss_sum(z_loss=z_loss, dropout=dropout, chunks=chunks, spread=spread, pick=layout.pick)
