@@ -102,7 +102,7 @@ def period_of(paths: Iterable[Path]) -> int:
     """Returns the layers of a group of the scanned stack that `paths` belong to; 0 where no stack is scanned."""
     period = 0
     for path in paths:
-        if (place := _at(path, SCANNED)) is not None:
+        if (place := find_pair(path, SCANNED)) is not None:
             period = max(period, int(path[place + 2]) + 1 if path[place + 2].isdigit() else 1)
     return period
 
@@ -112,11 +112,11 @@ def unrolled(tree: Mapping[Path, Any], take: Take) -> dict[Path, Any]:
     period = period_of(tree)
     found: dict[Path, Any] = {}
     for path, leaf in tree.items():
-        if (start := _at(path, SCANNED)) is not None:
+        if (start := find_pair(path, SCANNED)) is not None:
             first, tail = (0, path[start + 2 :]) if period == 1 else (int(path[start + 2]), path[start + 3 :])
             for group in range(leaf.shape[0]):
                 found[(*path[:start], *UNROLLED, str(group * period + first), *tail)] = take(leaf, group)
-        elif (start := _at(path, REST)) is not None:
+        elif (start := find_pair(path, REST)) is not None:
             groups = tree[(*path[:start], *SCANNED, *path[start + 2 :])].shape[0]
             index = groups * period + int(path[start + 2])
             found[(*path[:start], *UNROLLED, str(index), *path[start + 3 :])] = leaf
@@ -130,7 +130,7 @@ def scanned(tree: Mapping[Path, Any], join: Join, *, period: int) -> dict[Path, 
     found: dict[Path, Any] = {}
     layers: dict[tuple[Path, Path], dict[int, Any]] = {}
     for path, leaf in tree.items():
-        start = _at(path, UNROLLED)
+        start = find_pair(path, UNROLLED)
         if start is None:
             found[path] = leaf
         else:
@@ -148,7 +148,7 @@ def scanned(tree: Mapping[Path, Any], join: Join, *, period: int) -> dict[Path, 
     return found
 
 
-def _at(path: Path, names: Path) -> int | None:
+def find_pair(path: Path, names: Path) -> int | None:
     """Returns where in `path` the two `names` stand one after the other, before a number if they hold a list."""
     for start in range(len(path) - 2):
         if path[start : start + 2] == names and (names == SCANNED or path[start + 2].isdigit()):
