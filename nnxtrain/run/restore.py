@@ -61,8 +61,7 @@ class Restorer:
             changes.append(f"corpus: {was} → {now}; the position in rows stays")
         for line in changes:
             self._say(f"         {line}")
-        skipped = tuple((first, end) for first, end in saved.data["skipped"])
-        return Restored(state, saved.step, Position(saved.data["row"], skipped))
+        return Restored(state, saved.step, Position.from_json(saved.data))
 
     def load(self, engine: Engine, state: TrainStateNNX | None) -> None:
         """Gives the engine a state that was found, or a fresh one with the weights of `checkpoint.init_from`."""
