@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -239,11 +240,13 @@ class Dataset(NamedTuple):
             shuffled; `RowStream` where rows come in turn, so that the position is the state of an iterator.
         held_out: rows to evaluate on, by name of the set.
         description: one line for people; a resumed run says so where it has changed.
+        held_out_descriptions: likewise of held-out sets, by name, where there is something to say.
     """
 
     train: Rows | RowStream
     held_out: Mapping[str, Rows]
     description: str
+    held_out_descriptions: Mapping[str, str] = MappingProxyType({})
 
 
 # `(data section, RowSpec) -> Dataset`

@@ -65,6 +65,7 @@ def checkpoint_meta(data: Data) -> dict[str, Any]:
     program = data.program
     return {
         "corpus": data.dataset.description,
+        "held_out": dict(data.dataset.held_out_descriptions),
         "config": as_mapping(program.config),
         "versions": environment()["versions"],
         "tokenizer": program.tokenizer.fingerprint,

@@ -8,7 +8,7 @@ from nnxtrain.config.data import DataConfig
 from nnxtrain.data.packing import PackedRows
 from nnxtrain.data.tokenised import tokenised
 from nnxtrain.errors import ConfigError
-from nnxtrain.types import Dataset, Rows, RowSpec
+from nnxtrain.types import Dataset, RowSpec
 
 LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 SMALLEST_BYTES = 1_000_000
@@ -28,10 +28,13 @@ def stdlib(config: DataConfig, spec: RowSpec) -> Dataset:
         raise ConfigError(f"data.source=stdlib: {rule}; give text of your own: data.source=text data.path='*.txt'")
     held = {file for file in files if share_of(file.relative_to(root).as_posix()) < config.validation_fraction}
     corpus = tokenised([file for file in files if file not in held], config, spec.tokenizer)
-    held_out: dict[str, Rows] = {}
-    if held:
-        held_out["validation"] = PackedRows(tokenised(sorted(held), config, spec.tokenizer), spec.sequence)
-    return Dataset(PackedRows(corpus, spec.sequence), held_out, f"Python's standard library, {corpus}")
+    held_out = {"validation": tokenised(sorted(held), config, spec.tokenizer)} if held else {}
+    return Dataset(
+        PackedRows(corpus, spec.sequence),
+        {name: PackedRows(found, spec.sequence) for name, found in held_out.items()},
+        f"Python's standard library, {corpus}",
+        {name: str(found) for name, found in held_out.items()},
+    )
 
 
 def share_of(name: str) -> float:

@@ -16,7 +16,8 @@ def text(config: DataConfig, spec: RowSpec) -> Dataset:
     corpora = {name: tokenised(files, config, spec.tokenizer) for name, files in text_files(config).items()}
     train = corpora.pop("")
     held_out: dict[str, Rows] = {name: PackedRows(corpus, spec.sequence) for name, corpus in corpora.items()}
-    return Dataset(PackedRows(train, spec.sequence), held_out, str(train))
+    described = {name: str(corpus) for name, corpus in corpora.items()}
+    return Dataset(PackedRows(train, spec.sequence), held_out, str(train), described)
 
 
 def text_files(config: DataConfig) -> dict[str, list[Path]]:
