@@ -1,8 +1,8 @@
 """What files hold, told by a hash of their whole content; hashed again only where a file may have changed.
 
-Hashing takes about 1 s a GB from memory (5 to 20 s for 10 GB, or as long as the disk takes to read them), next to
-minutes of tokenising. A hash is remembered by path, inode, size and both times of change. Size and time of
-modification can be set back after an edit; the time of the last change of the inode cannot.
+SHA-256 reads 0.4 to 2 GB/s on one core, with the instructions for it or without: 10 GB take 5 to 25 s, or as long as
+the disk needs, next to many minutes of tokenising. A hash is remembered by path, inode, size and both times of change.
+Size and time of modification can be set back after an edit; the time of the last change of the inode cannot.
 """
 
 import contextlib

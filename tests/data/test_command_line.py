@@ -105,6 +105,7 @@ WORDS = b"Plain words, and then some more of them.\n" * 40
         ("bad.txt", WORDS.decode().encode("utf-16"), "UTF-16"),
         ("bad.jsonl", WORDS, "JSON"),
     ],
+    ids=["cut gzip", "bzip2", "UTF-16", "text as JSON lines"],
 )
 def test_a_dry_run_finds_files_that_are_no_text(tmp_path, capsys, name, content, says, held_out):
     """It said that all is well with data that the run then refuses (N20)."""

@@ -256,7 +256,11 @@ def test_what_is_compressed_twice_is_named(tmp_path):
 
 @pytest.mark.parametrize("invalid_utf8", ["refuse", "replace"])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("text", [TEXT, RUSSIAN, "short text\n", "\n".join(json.dumps(line) for line in LINES)])
+@pytest.mark.parametrize(
+    "text",
+    [TEXT, RUSSIAN, "short text\n", "\n".join(json.dumps(line) for line in LINES)],
+    ids=["English", "Russian", "short", "JSON lines"],
+)
 def test_a_wide_encoding_is_named(tmp_path, encoding, text, invalid_utf8):
     """Without a mark UTF-16 is valid UTF-8 with NUL between the letters, and would be trained on (N04)."""
     message = refusal(written(tmp_path / "a.txt", text.encode(encoding)), invalid_utf8=invalid_utf8)
@@ -319,6 +323,7 @@ def test_the_start_of_one_enormous_line_is_good(tmp_path):
         ("a.jsonl", b'{"text": "one"}\n{"txet": "two"}\n', ":2"),
         ("a.txt", b"\x28\xb5\x2f\xfd" + b"\xff" * 2 * START_BYTES, "Zstandard"),
     ],
+    ids=["cut gzip", "bzip2", "UTF-16", "bad byte", "wrong field", "large"],
 )
 def test_what_is_wrong_at_the_start_of_a_file_is_found(tmp_path, name, content, says):
     """A check that does not look at the data says that all is well (N20)."""
