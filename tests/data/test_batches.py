@@ -106,13 +106,13 @@ def test_starting_at_a_batch_gives_what_reading_from_the_first_gives(first):
     assert_trees_equal(read(batches, first), read(batches)[first:])
 
 
-def test_starting_far_on_in_endless_data_takes_no_time():
+def test_starting_far_on_in_endless_data_reads_nothing_before():
     """Reading and throwing away what came before would take hours."""
-    batches = batches_of(NumberedRows(37), epochs=None)
-    began = time.monotonic()
-    (batch,) = read(batches, 10**9, 1)
-    assert time.monotonic() - began < 5
-    assert len(numbers([batch])) == 4
+    rows = CountedRows(37)
+    (batch,) = read(batches_of(rows, epochs=None, shuffle=False), 10**9, 1)
+    first = 4 * 10**9 % 37
+    assert numbers([batch]) == [(first + place) % 37 for place in range(4)]
+    assert len(rows.read) < 37
 
 
 def test_starting_at_the_end_gives_nothing():
@@ -139,9 +139,9 @@ def test_the_number_of_batches_is_the_documented_formula(corpus, epochs, drop_re
         return batches_of(rows, epochs=epochs, drop_remainder=drop_remainder)
 
     if epochs is None:
-        got = read(make(), count=100)
+        got = read(make(), count=20)
         assert make().count(START) is None
-        assert len(got) == 100
+        assert len(got) == 20
     elif drop_remainder and count * epochs < 4:
         with pytest.raises(DataError) as caught:
             make()

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -141,12 +140,9 @@ def test_one_enormous_line_trains_under_a_memory_cap(tmp_path, kind):
     file.write_bytes(b'{"text": "' + line + b'"}\n' if kind.endswith("jsonl") else line)
     command = [sys.executable, "-c", CAPPED, *words_for(tmp_path, f"data.path={file}", "steps=2")]
     env = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    began = time.monotonic()
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=400)
-    took = time.monotonic() - began
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=180)
     file.unlink()
     for part in (tmp_path / "cache").rglob("tokens.bin"):
         part.unlink()
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())["step"] == 2
-    assert took < 180

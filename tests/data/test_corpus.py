@@ -3,8 +3,6 @@
 import gzip
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,22 +15,6 @@ from nnxtrain.data.corpus import LEFTOVER_S, Corpus, cached_corpus
 from nnxtrain.errors import ConfigError, DataError
 from nnxtrain.host.files import default_cache_dir
 from nnxtrain.tokenizers.byte import ByteTokenizer
-from tests.support import ROOT
-
-DYING_PROCESS = """
-import os, sys
-from pathlib import Path
-from nnxtrain.data.corpus import cached_corpus
-from nnxtrain.tokenizers.byte import ByteTokenizer
-
-file, cache = map(Path, sys.argv[1:])
-
-def read(file):
-    yield "first"
-    os._exit(9)
-
-cached_corpus([file], read, tokenizer=ByteTokenizer(), options="", cache_dir=cache)
-"""
 
 
 class CountingReader:
@@ -312,17 +294,21 @@ def test_threads_that_race_leave_one_good_folder(place):
     assert len(folders(place)) == 1
 
 
-def test_a_process_that_dies_leaves_nothing_that_counts(place):
+def test_a_process_that_dies_leaves_nothing_that_counts(place, tmp_path_factory):
     """Half a corpus must never be taken for a whole one."""
-    command = [sys.executable, "-c", DYING_PROCESS, place / "one", place / "cache"]
-    process = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert process.returncode == 9, process.stderr
-    read = CountingReader()
-    corpus = cached_corpus(
-        [place / "one"], read, tokenizer=ByteTokenizer(), options="", cache_dir=place / "cache"
-    )  # what the other process was making
-    assert read.files == 1
-    assert texts(corpus) == ["alpha", "beta"]
+    left = tmp_path_factory.mktemp("left") / "cache"
+
+    def read(file: Path):
+        yield file.read_text()
+        if file.name == "two":
+            shutil.copytree(place / "cache", left)  # what is on disk if the process ends here
+
+    corpus_of(place, read)
+    shutil.rmtree(place / "cache")
+    left.rename(place / "cache")
+    again = CountingReader()
+    assert texts(corpus_of(place, again)) == ["alpha", "beta", "gamma"]
+    assert again.files == 2
 
 
 def test_what_a_killed_process_left_long_ago_is_removed(place):

@@ -234,7 +234,7 @@ def streamed(config, spec) -> Dataset:
 
 
 REGISTRY = Registry(datasets=DATASETS | {"streamed": streamed})
-SMALL = "mesh.data=1 model.layers=1 model.embed=32 model.vocab=384 batch.sequence=16 batch.accum_steps=2"
+SMALL = "mesh.data=1 model.layers=1 model.embed=16 model.heads=1 model.kv_heads=1 model.vocab=259 batch.sequence=8"
 WORDS = [str(TINY), *SMALL.split(), "generate.tokens=1", "data.source=streamed", "data.shuffle=false"]
 
 
