@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nnxtrain.config.key import key
 
-WITHOUT_FILES = ("stdlib", "synthetic")  # sources that read no path; one from outside the package may
+WITHOUT_FILES = ("stdlib", "synthetic")  # sources that read no path; a source from outside the package may read one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +17,12 @@ class DataConfig:
         "corpus: synthetic, Python's own standard library, or text files",
         choices=("stdlib", "synthetic", "text"),
     )
-    path: tuple[str, ...] = key((), "text: files and globs, plain or .jsonl, each also .gz")
+    path: tuple[str, ...] = key((), "text: files and globs, plain text or JSON lines, each also .gz")
     validation_path: tuple[str, ...] = key((), "text: held-out files and globs; NAME=GLOB makes a set of that name")
     validation_fraction: float = key(
         0.05, "stdlib: share of files held out, chosen by hash of their path", span="[0, 1)"
     )
-    text_field: str = key("text", "jsonl: field that holds the text")
+    text_field: str = key("text", "JSON lines: field that contains the text")
     invalid_utf8: str = key("refuse", "bytes that are not UTF-8", choices=("refuse", "replace"))
     tokenizer: str = key("byte", "text to ids and back", choices=("byte",))
     epochs: int | None = key(None, "passes over the corpus before the data ends; null = no end", span="[1, 1000000]")

@@ -33,7 +33,7 @@ class BatchShape(NamedTuple):
         return {name: leaf.reshape(self.microbatches, self.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
 
     def stack(self, rows: list[dict[str, np.ndarray]], places: Sequence[int] | None = None) -> Batch:
-        """Stacks rows `[s]` to `[m b s]`, fills up with empty ones, and numbers them in `rows` `[m b]`.
+        """Stacks rows `[s]` to `[m b s]`, pads the batch with empty rows, and numbers them in `rows` `[m b]`.
 
         Args:
             rows: at least one.
@@ -56,12 +56,12 @@ class Order(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run is in its rows, epochs laid end to end.
+    """How far a run has read its rows, counted across epochs.
 
     Attributes:
-        row: rows that are behind.
-        skipped: ranges `(first, end)` of rows that are never read, since they broke a step.
-        stream: of rows that come in turn, the epoch and the state of its iterator, as JSON holds them; else None.
+        row: rows already read.
+        skipped: ranges `(first, end)` of rows that are never read again, because a step on them was not finite.
+        stream: for a streaming source, its epoch and iterator state in JSON types; else None.
     """
 
     row: int = 0
@@ -69,17 +69,17 @@ class Position(NamedTuple):
     stream: Any = None
 
     def without(self, first: int, end: int) -> "Position":
-        """Returns the position with one more range that is not read."""
+        """Returns the position with one more range to skip."""
         return self._replace(skipped=(*self.skipped, (first, end)))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps; `from_json` reads it back, and what was kept before there were streams."""
+        """Returns the position as a checkpoint stores it; without a stream the format is that of older versions."""
         kept = {"row": self.row, "skipped": self.skipped}
         return kept if self.stream is None else kept | {"stream": self.stream}
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> "Position":
-        """Returns the position that a checkpoint keeps."""
+        """Returns the position that a checkpoint stores."""
         skipped = tuple((first, end) for first, end in kept["skipped"])
         return cls(kept["row"], skipped, kept.get("stream"))
 
@@ -103,13 +103,13 @@ class TrainBatches:
             shape: of a batch.
             vocab: ids that a row may hold.
             order: of the rows.
-            own: which rows of each microbatch are read, rising; None for all. Another process reads the others.
+            own: the rows of each microbatch that this process reads, ascending; None for all.
 
         Raises:
-            DataError: there is less than one batch.
+            DataError: there are too few rows for one batch.
         """
         if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < shape.global_size:
-            have = f"{len(rows)} rows in {order.epochs} epochs are less than batch.global_size={shape.global_size}"
+            have = f"{len(rows)} rows in {order.epochs} epochs are fewer than batch.global_size={shape.global_size}"
             raise DataError(f"{have}: not one step; give more epochs or data.drop_remainder=false")
         self._shape = shape
         self._own = range(shape.rows) if own is None else own
@@ -157,11 +157,11 @@ class TrainBatches:
         )
 
     def epochs(self, position: Position) -> float:
-        """Returns the passes over the corpus that are behind a position."""
+        """Returns the passes over the corpus up to a position."""
         return position.row / self._rows_per_epoch
 
     def _ranges(self, position: Position) -> Iterator[tuple[int, int | None]]:
-        """Yields the ranges of rows that are still to be read."""
+        """Yields the ranges of rows that remain to be read."""
         row = position.row
         for first, end in sorted(position.skipped):
             if first > row:
@@ -189,17 +189,17 @@ def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Ite
 
 
 def check_ids(row: dict[str, np.ndarray], number: int, vocab: int) -> None:
-    """Raises DataError if a row holds an id out of the vocabulary, which a device would clamp without a word."""
+    """Raises DataError if a row contains an id outside the vocabulary, which a device would clamp silently."""
     for name in ("inputs", "targets"):
         low, high = row[name].min(), row[name].max()
         if low < 0 or high >= vocab:
             bad = low if low < 0 else high
             admitted = f"the ids of this run (model.vocab) are 0 to {vocab - 1}"
-            raise DataError(f"row {number} holds token id {bad}; {admitted}")
+            raise DataError(f"row {number} contains token id {bad}; {admitted}")
 
 
 class _Batches:
-    """Batches of rows, of which those are read that are `own` rows of their microbatch; empty rows fill up the last."""
+    """Batches with random access, of the `own` rows of each microbatch; empty rows pad the last batch."""
 
     def __init__(self, rows: Rows, shape: BatchShape, own: Sequence[int]):
         self._rows = rows
@@ -217,7 +217,7 @@ class _Batches:
 
 
 class _CheckedRows:
-    """Rows whose ids are checked."""
+    """Rows that raise where an id is outside the vocabulary."""
 
     def __init__(self, rows: Rows, vocab: int):
         self._rows = rows

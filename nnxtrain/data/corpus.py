@@ -1,4 +1,4 @@
-"""Tokenised documents on disk, made once and memory-mapped from then on."""
+"""Tokenised documents on disk: made once, then memory-mapped."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
     Attributes:
         tokens: `[n]` ids.
         starts: `[documents + 1]` index of each document's first token; the last entry is `n`.
-        empty_documents: documents left out, since they hold no text.
+        empty_documents: documents left out because they contain no text.
         sha256: of the tokens.
     """
 
@@ -55,7 +55,7 @@ def cached_corpus(
 ) -> Corpus:
     """Returns the tokenised documents of `files`, from the cache where they are in it.
 
-    The cache knows files by name and content, never by time: see `content_hashes`.
+    The cache identifies files by name and content, never by time: see `content_hashes`.
 
     Args:
         files: in the order of the corpus.
@@ -65,7 +65,7 @@ def cached_corpus(
         cache_dir: folder of all tokenised corpora; made if needed.
 
     Raises:
-        DataError: no document holds text, a file cannot be read, or one changed while it was read.
+        DataError: there is no text, a file cannot be read, or a file changed while it was read.
         ConfigError: `cache_dir` cannot be written.
     """
     before = stamps(files)
@@ -90,7 +90,7 @@ def cached_corpus(
 
 
 def _remove_leftovers(cache_dir: Path) -> None:
-    """Removes what processes that were killed had begun to make, so long ago that none can still be at it."""
+    """Removes unfinished folders of killed processes, old enough that no live process can still be writing them."""
     for folder in cache_dir.glob(".making-*"):
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if time.time() - folder.stat().st_mtime > LEFTOVER_S:
@@ -98,7 +98,7 @@ def _remove_leftovers(cache_dir: Path) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Gives a finished folder its name at one stroke; if another process was first, keeps the other's."""
+    """Renames a finished folder to its final name, atomically; if another process was first, keeps that one's."""
     ready = made / "ready"
     ready.mkdir()
     for part in ("tokens.bin", "starts.npy", "meta.json"):
@@ -111,10 +111,10 @@ def _publish(made: Path, folder: Path) -> None:
 
 
 def _progress(files: list[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
-    """Yields the documents of all files; says how far it is when that takes long.
+    """Yields the documents of all files; logs the progress if that takes long.
 
     Raises:
-        DataError: a file cannot be read; the error of the system would be taken for one of the cache.
+        DataError: a file cannot be read; a bare OSError would be blamed on the cache folder.
     """
     sizes = [stamp.size for stamp in stamps(files)]
     total = sum(sizes)
@@ -152,10 +152,10 @@ def _write(folder: Path, documents: Iterable[str], tokenizer: Tokenizer) -> None
 
 
 def _marked(text: str, tokenizer: Tokenizer, dtype: np.dtype) -> np.ndarray:
-    """Returns the ids of a document between those of its marks that the tokenizer has; none where it has no token.
+    """Returns the ids of a document with bos and eos where the tokenizer has them; `[0]` if there are no tokens.
 
     Raises:
-        DataError: an id is none of the tokenizer's, by its own count.
+        DataError: an id is outside the tokenizer's own range.
     """
     ids = np.asarray(tokenizer.encode(text))
     if not ids.size:
@@ -164,7 +164,7 @@ def _marked(text: str, tokenizer: Tokenizer, dtype: np.dtype) -> np.ndarray:
     low, high = min([ids.min(), *begin, *end]), max([ids.max(), *begin, *end])
     if low < 0 or high >= tokenizer.size:
         bad = low if low < 0 else high
-        raise DataError(f"the tokenizer gives id {bad}, and says that its ids are 0 to {tokenizer.size - 1}")
+        raise DataError(f"the tokenizer returned id {bad}, but its ids are 0 to {tokenizer.size - 1}")
     return np.concatenate([np.array(begin, dtype), ids.astype(dtype, copy=False), np.array(end, dtype)])
 
 

@@ -22,13 +22,13 @@ _FIRST_OBJECT = re.compile(r"\s*(?:\[\s*)?(?=\{)")
 def read_documents(file: Path, *, text_field: str, invalid_utf8: str) -> Iterator[str]:
     """Yields the documents of one file; empty ones too, so that the caller can count them.
 
-    A file of JSON lines holds one object a line with its text in `text_field`. It is known by its name, such as
+    A file of JSON lines has one object a line, with its text in `text_field`. It is recognised by its name, such as
     `a.jsonl` or `a.ndjson.gz`, or by its first lines. Any other file is one document. A byte-order mark at the start of
     a file is no part of its text.
 
     Args:
         file: a path; `.gz` at its end means gzip.
-        text_field: field of a JSON object that holds the text.
+        text_field: field of a JSON object that contains the text.
         invalid_utf8: `refuse` or `replace` bytes that are not UTF-8.
 
     Raises:
@@ -57,7 +57,7 @@ def check_start(file: Path, *, text_field: str, invalid_utf8: str) -> None:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """Opens a file and decompresses it; what is wrong with it on the way is a DataError."""
+    """Opens a file, decompressing it if named so; errors while reading become a DataError."""
     try:
         with gzip.open(file) if is_gzip_name(file) else file.open("rb") as stream:
             yield stream
@@ -109,7 +109,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _check_records(text: str, file: Path, text_field: str) -> None:
-    """Refuses JSON records that are not one a line; says so where a document of JSON is read as it stands."""
+    """Refuses JSON records that are not one a line; warns where other JSON is read as plain text."""
     if not (begin := _FIRST_OBJECT.match(text)):
         return
     try:
@@ -147,7 +147,7 @@ def _text_of(line: str, place: str, text_field: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise DataError(f"{place}: field {text_field!r} holds {type(text).__name__}, not text")
+        raise DataError(f"{place}: field {text_field!r} is {type(text).__name__}, not text")
     return text.encode("utf-8", errors="replace").decode()  # JSON can spell half a surrogate pair; UTF-8 cannot
 
 

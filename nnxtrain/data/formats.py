@@ -1,4 +1,4 @@
-"""What the first bytes of a file, and its name, say of its format."""
+"""Recognises file formats and encodings by name and first bytes."""
 
 import re
 from pathlib import Path
@@ -59,7 +59,7 @@ def is_json_lines_name(file: Path) -> bool:
 
 
 def not_utf8(head: bytes) -> str | None:
-    """Returns what is wrong with a file that begins with `head` if it is no UTF-8 text for sure, and how to mend it."""
+    """Returns why a file that begins with `head` is certainly not UTF-8 text, and what to do; else None."""
     for magic, what in _MAGIC:
         if head.startswith(magic):
             return f"is {what}; {_cure(what)}"
@@ -76,7 +76,7 @@ def not_utf8(head: bytes) -> str | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """Tells whether `head`, which is no UTF-8 text, holds so many control bytes that it is no other text either."""
+    """Tells whether `head`, which is not UTF-8, has so many control bytes that it is no text in another encoding."""
     odd = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 or byte == 127 for byte in head)
     return odd > _BINARY_SHARE * len(head)
 

@@ -1,4 +1,4 @@
-"""What files hold, told by a hash of their whole content; hashed again only where a file may have changed.
+"""The identity of files: a hash of their whole content, computed again only where a file may have changed.
 
 SHA-256 reads 0.4 to 2 GB/s on one core, with the instructions for it or without: 10 GB take 5 to 25 s, or as long as
 the disk needs, next to many minutes of tokenising. A hash is remembered by path, inode, size and both times of change.
@@ -21,7 +21,7 @@ SETTLED_S = 10.0  # a file that changed a shorter time ago may change again with
 
 
 class Stamp(NamedTuple):
-    """What the file system says of a file; some of it differs after every change."""
+    """Metadata of a file; at least one field differs after any change of the file."""
 
     path: str
     inode: int
@@ -31,10 +31,10 @@ class Stamp(NamedTuple):
 
 
 def stamps(files: Sequence[Path]) -> list[Stamp]:
-    """Returns what the file system says of each file.
+    """Returns the metadata of each file.
 
     Raises:
-        DataError: a file is not there, or cannot be looked at.
+        DataError: a file is missing or not accessible.
     """
     return [_stamp(file) for file in files]
 
@@ -49,7 +49,7 @@ def _stamp(file: Path) -> Stamp:
 
 
 def check_unchanged(files: Sequence[Path], before: Sequence[Stamp]) -> None:
-    """Raises DataError if a file is not what it was when `before` was made."""
+    """Raises DataError if a file changed since `before` was taken."""
     for file, stamp in zip(files, before, strict=True):
         if _stamp(file) != stamp:
             raise DataError(f"{file}: changed while it was read; start again when it is complete")
@@ -61,7 +61,7 @@ def content_hashes(files: Sequence[Path], found: Sequence[Stamp], *, memory: Pat
     Args:
         files: to hash.
         found: their stamps.
-        memory: folder of hashes made before; nothing is lost where it cannot be written.
+        memory: folder of earlier hashes; if it cannot be written, files are hashed again next time.
 
     Raises:
         DataError: a file cannot be read, or changed while it was read.
@@ -91,7 +91,7 @@ def _hash(file: Path) -> str:
 
 
 def _remember(note: Path, value: dict[str, object]) -> None:
-    """Writes a note whole; processes that share the folder may do so at the same time."""
+    """Writes a note atomically: several processes may write the same one at once."""
     note.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
         json.dump(value, file)

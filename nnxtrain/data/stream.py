@@ -1,4 +1,4 @@
-"""Rows that come in turn → batches, with the state of their iterator as the position."""
+"""A stream of rows → batches; the position is the state of the row iterator."""
 
 import base64
 from collections.abc import Callable, Generator
@@ -17,10 +17,10 @@ _BYTES = "base64"  # the one key of what stands for bytes in JSON
 
 
 class StreamBatches:
-    """Endless or finite batches of the rows of a stream, in its own order.
+    """Endless or finite batches of a stream's rows, in its own order.
 
-    It does what `TrainBatches` does, without random access: an epoch ends when the iterator does, and the next one
-    begins with a new iterator. Ranges of rows that broke a step are read and thrown away.
+    The counterpart of `TrainBatches` without random access: an epoch ends when its iterator does, and the next one
+    starts a new iterator. Rows in skipped ranges are read and dropped.
     """
 
     end = None  # the number of rows is not known before they are read
@@ -32,7 +32,7 @@ class StreamBatches:
             stream: of the rows of one epoch.
             shape: of a batch.
             vocab: ids that a row may hold.
-            order: how often the rows are read; they cannot be shuffled.
+            order: number of epochs, and whether an incomplete last batch is dropped; the rest is not used.
         """
         self._stream = stream
         self._shape = shape
@@ -56,17 +56,19 @@ class StreamBatches:
             yield from iterator
 
     def count(self, position: Position) -> None:
-        """Returns None: how many batches there are is not known before they are read.
+        """Returns None: the number of batches is not known in advance.
 
         Raises:
-            DataError: the position is that of rows with random access.
+            DataError: the position is of a source with random access.
         """
         if position.stream is None and position.row:
             where = f"the checkpoint is at row {position.row} of a source with random access"
-            raise DataError(f"{where}, and this source is a stream, which cannot go there; start another run_name")
+            raise DataError(
+                f"{where}, and this source is a stream, which cannot jump to a row; choose another run_name"
+            )
 
     def epochs(self, position: Position) -> float:
-        """Returns the passes over the corpus that are behind a position; those that are whole, if that is all known."""
+        """Returns the passes over the corpus up to a position; whole ones if the rows of an epoch are not known."""
         if self._stream.rows_per_epoch:
             return position.row / self._stream.rows_per_epoch
         return float(position.stream["epoch"]) if position.stream else 0.0
@@ -94,7 +96,7 @@ class _Reader:
         return Position(self._row, self._skipped, state)
 
     def is_less_than(self, rows: int) -> bool:
-        """Tells whether fewer rows than that were read in all epochs so far."""
+        """Tells whether fewer than `rows` rows were read in all epochs so far."""
         return self._row < rows
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -111,7 +113,7 @@ class _Reader:
                 row = next(self._iterator)
             except StopIteration:
                 if self._is_fresh:
-                    raise DataError("the stream of the data source holds no row") from None
+                    raise DataError("the stream of the data source has no rows") from None
                 self._epoch, self._iterator, self._is_fresh = self._epoch + 1, self._stream.start(), True
                 continue
             self._is_fresh = False
@@ -123,7 +125,7 @@ class _Reader:
             self._iterator.set_state(from_json(state))
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
-            raise DataError(f"the data source cannot go on from the state in the checkpoint: {told}") from error
+            raise DataError(f"the data source cannot resume from the state in the checkpoint: {told}") from error
 
 
 class _Batches:
@@ -145,24 +147,24 @@ class _Batches:
                 group.append(next(self._reader))
             except StopIteration:
                 if self._drops and self._reader.is_less_than(self._shape.global_size):
-                    less = f"the stream is less than batch.global_size={self._shape.global_size} rows"
-                    raise DataError(f"{less}: not one step; give more epochs or data.drop_remainder=false") from None
+                    few = f"the stream has fewer rows than batch.global_size={self._shape.global_size}"
+                    raise DataError(f"{few}: not one step; give more epochs or data.drop_remainder=false") from None
                 if not group or self._drops:
                     raise
                 break
         return self._put(self._shape.stack(group)), self._reader.position()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns nothing of use: each batch comes with its position."""
+        """Returns an empty state: each batch carries its own position."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Is never called: reading starts at a position."""
+        """Is never called: the reader starts at a position."""
         raise NotImplementedError
 
 
 class _Once(grain.IterDataset):
-    """What grain prefetches from, over an iterator that is there already."""
+    """A dataset over one existing iterator, as grain needs it for prefetching."""
 
     def __init__(self, batches: _Batches):
         super().__init__()
@@ -173,16 +175,16 @@ class _Once(grain.IterDataset):
 
 
 def as_json(state: Any) -> Any:
-    """Returns the state of an iterator as JSON holds it: bytes in base64, tuples as lists, numbers of numpy as numbers.
+    """Returns an iterator state in JSON types: bytes as base64, tuples as lists, numpy scalars as numbers.
 
     Raises:
-        DataError: JSON cannot hold it.
+        DataError: it contains something that JSON cannot represent.
     """
     if isinstance(state, bytes):
         return {_BYTES: base64.b64encode(state).decode()}
     if isinstance(state, dict):
         if not all(isinstance(name, str) for name in state) or state.keys() == {_BYTES}:
-            raise DataError(f"the state of the data source has keys that JSON cannot hold: {list(state)[:3]}")
+            raise DataError(f"the state of the data source has keys that JSON cannot represent: {list(state)[:3]}")
         return {name: as_json(value) for name, value in state.items()}
     if isinstance(state, list | tuple):
         return [as_json(value) for value in state]
@@ -190,11 +192,11 @@ def as_json(state: Any) -> Any:
         return as_json(state.item())
     if state is None or isinstance(state, str | bool | int | float):
         return state
-    raise DataError(f"the state of the data source holds a {type(state).__name__}, which JSON cannot hold")
+    raise DataError(f"the state of the data source contains a {type(state).__name__}, which JSON cannot represent")
 
 
 def from_json(kept: Any) -> Any:
-    """Returns the state that `as_json` kept."""
+    """Returns the state that `as_json` converted."""
     if isinstance(kept, dict):
         if kept.keys() == {_BYTES}:
             return base64.b64decode(kept[_BYTES])

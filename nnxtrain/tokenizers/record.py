@@ -9,7 +9,7 @@ RECORD = "tokenizer.json"
 
 
 def keep_tokenizer(tokenizer: Tokenizer, run: Path, *, name: str) -> None:
-    """Writes `tokenizer/` of a run directory: what names the tokenizer, and the files that it is made from.
+    """Writes `tokenizer/` of a run directory: name, size and fingerprint, and the files that the tokenizer needs.
 
     Args:
         tokenizer: of the run.

@@ -225,7 +225,7 @@ def test_an_id_that_the_tokenizer_does_not_have_is_refused(place, bad):
         def encode(self, text: str) -> np.ndarray:
             return np.array([1, bad, 2])
 
-    with pytest.raises(DataError, match=f"id {bad},.* 0 to 258"):
+    with pytest.raises(DataError, match=f"id {bad}, but its ids are 0 to 258"):
         corpus_of(place, tokenizer=Wrong())
 
 

@@ -170,7 +170,7 @@ def test_endless_epochs_begin_anew():
 
 def test_a_stream_without_rows_is_refused():
     """Beginning it anew again and again would never end (B30)."""
-    with pytest.raises(DataError, match="no row"):
+    with pytest.raises(DataError, match="no rows"):
         read(batches_of(RowStream(lambda: Given([])), epochs=None))
 
 
@@ -182,7 +182,7 @@ def test_a_stream_of_less_than_one_step_is_refused_where_the_remainder_is_droppe
 
 def test_an_id_out_of_the_vocabulary_is_an_error():
     """The embedding would clamp it without a word (B35)."""
-    with pytest.raises(DataError, match="row 5 holds token id 1000"):
+    with pytest.raises(DataError, match="row 5 contains token id 1000"):
         read(batches_of(RowStream(lambda: Given([*map(row_of, range(5)), row_of(999)]))))
 
 
@@ -195,7 +195,7 @@ def test_a_position_of_random_access_is_refused():
 def test_a_state_of_another_stream_is_refused():
     """What the source raises comes out of another thread, as a KeyError without a place."""
     _, positions = read(batches_of(STREAMS["a dataset of grain"](10)), count=1)
-    with pytest.raises(DataError, match="cannot go on from the state"):
+    with pytest.raises(DataError, match="cannot resume from the state"):
         read(batches_of(STREAMS["an iterator of one's own"](10)), Position.from_json(positions[0]))
 
 
