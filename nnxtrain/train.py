@@ -48,6 +48,8 @@ exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite
             128+n ended by a second signal n
 """
 
+DRY_RUN = "check everything, of text files the first MiB, count parameters and bytes, and stop"
+
 
 def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
     """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win over the file")
     parser.add_argument("--list-keys", nargs="?", const="", metavar="PREFIX", help="every key: type, default, meaning")
     parser.add_argument("--print-config", action="store_true", help="the resolved configuration, as YAML")
-    parser.add_argument("--dry-run", action="store_true", help="check everything, count parameters and bytes, and stop")
+    parser.add_argument("--dry-run", action="store_true", help=DRY_RUN)
     parser.add_argument("--show-schedule", action="store_true", help="plot the learning rate of every update, and stop")
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):

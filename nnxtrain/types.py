@@ -1,6 +1,8 @@
 """What passes between the rooms: batches, metrics, and the signature of every open point."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -8,6 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from nnxtrain.config.data import DataConfig
 from nnxtrain.config.optimizer import OptimizerConfig
 from nnxtrain.state import TrainStateNNX
 
@@ -200,6 +203,32 @@ class Rows(Protocol):
     def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
 
 
+class RowIterator(Protocol):
+    """Packed rows one after another, as `Rows` has them; an iterator of grain is one."""
+
+    def __next__(self) -> dict[str, np.ndarray]: ...
+
+    def get_state(self) -> Any:
+        """Returns where the iterator is, as JSON holds it; bytes are admitted too."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Goes to where `get_state` was called; the next row is the one that came next then."""
+        ...
+
+
+class RowStream(NamedTuple):
+    """Rows that can only be read in turn.
+
+    Attributes:
+        start: returns an iterator at the first row of an epoch, such as `dataset.__iter__` of a `grain.IterDataset`.
+        rows_per_epoch: where that is known; only the metric `epoch` needs it.
+    """
+
+    start: Callable[[], RowIterator]
+    rows_per_epoch: int | None = None
+
+
 class Tokenizer(Protocol):
     """Text to ids and back."""
 
@@ -236,10 +265,42 @@ class Tokenizer(Protocol):
         """Returns the text of `ids`; ids that stand for no text are left out."""
         ...
 
+    def save(self, folder: Path) -> None:
+        """Writes to `folder` the files that the tokenizer is made from, such as a vocabulary; often there are none."""
+        ...
+
+
+# `data section -> Tokenizer`
+MakeTokenizer = Callable[[DataConfig], Tokenizer]
+
+
+class RowSpec(NamedTuple):
+    """What a run asks of a data source: tokens per row, how text becomes ids, the seed of the run."""
+
+    sequence: int
+    tokenizer: Tokenizer
+    seed: int
+
 
 class Dataset(NamedTuple):
-    """What a data source gives to a run."""
+    """What a data source gives to a run.
 
-    train: Rows
-    held_out: dict[str, Rows]
+    Attributes:
+        train: `Rows` where any row can be read at once, so that the position in the data is a number and the order is
+            shuffled; `RowStream` where rows come in turn, so that the position is the state of an iterator.
+        held_out: rows to evaluate on, by name of the set.
+        description: one line for people; a resumed run says so where it has changed.
+        held_out_descriptions: likewise of held-out sets, by name, where there is something to say.
+    """
+
+    train: Rows | RowStream
+    held_out: Mapping[str, Rows]
     description: str
+    held_out_descriptions: Mapping[str, str] = MappingProxyType({})
+
+
+# `(data section, RowSpec) -> Dataset`
+Source = Callable[[DataConfig, RowSpec], Dataset]
+
+# `(data section, model.vocab) -> Tokenizer` of a source that brings its own
+MakeSourceTokenizer = Callable[[DataConfig, int], Tokenizer]

@@ -50,7 +50,7 @@ FLOORS = {
     "hardware": Row(1, "figures of chips, devices that are not here", 60),
     "config": Row(0, "schema and loader", 220),
     "state": Row(0, "TrainStateNNX", 60),
-    "types": Row(0, "batch, metrics, open points", 180),
+    "types": Row(0, "batch, metrics, open points", 220),
     "axes": Row(0, "logical axis names", 40),
     "tags": Row(0, "names of activations", 40),
     "errors": Row(0, "errors with exit codes", 50),

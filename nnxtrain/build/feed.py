@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from nnxtrain.build.program import Program
 from nnxtrain.config.lookup import lookup
 from nnxtrain.data.batches import START, Order, Position, TrainBatches
-from nnxtrain.data.sources import RowSpec
+from nnxtrain.data.stream import StreamBatches
 from nnxtrain.errors import ConfigError
 from nnxtrain.hardware.chips import peak_flops
 from nnxtrain.metrics.recorder import Scale
 from nnxtrain.sharding.rows import own_rows, put_rows
-from nnxtrain.types import Batch, Dataset
+from nnxtrain.types import Batch, Dataset, RowSpec, RowStream
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Data:
 
     program: Program
     dataset: Dataset
-    train: TrainBatches
+    train: TrainBatches | StreamBatches
 
     def put_train(self, batch: Batch) -> Batch:
         """Brings the rows of a batch that this process read, leaves `[m b ...]`, to the devices."""
@@ -57,9 +57,21 @@ def open_data(program: Program) -> Data:
     if best is not None and best not in dataset.held_out:
         there = ", ".join(dataset.held_out) or "none"
         raise ConfigError(f"checkpoint.keep_best={best} is no held-out set; there are: {there}")
-    own = own_rows(program.layout, program.cut.rows)
-    batches = TrainBatches(dataset.train, program.cut, vocab=program.tokenizer.size, order=order, own=own)
-    return Data(program, dataset, batches)
+    return Data(program, dataset, _train_batches(program, dataset, order))
+
+
+def _train_batches(program: Program, dataset: Dataset, order: Order) -> TrainBatches | StreamBatches:
+    vocab = program.tokenizer.size
+    if not isinstance(dataset.train, RowStream):
+        own = own_rows(program.layout, program.cut.rows)
+        return TrainBatches(dataset.train, program.cut, vocab=vocab, order=order, own=own)
+    stream = f"data.source={program.config.data.source} is a stream"
+    if order.shuffle:
+        raise ConfigError(f"data.shuffle=true: {stream}, read in its own order; set data.shuffle=false")
+    if len({device.process_index for device in program.mesh.devices.flat}) > 1:
+        rule = f"distributed.processes: {stream}, which one process reads; each of several would read all of its rows"
+        raise ConfigError(f"{rule}; run one process, or use a source with random access")
+    return StreamBatches(dataset.train, program.cut, vocab=vocab, order=order)
 
 
 def make_scale(data: Data, *, steps: int) -> Scale:

@@ -16,14 +16,14 @@ from flax import nnx
 from nnxtrain.build.model import make_model_context, make_state_of
 from nnxtrain.build.registry import BUILT_IN, Registry
 from nnxtrain.build.step import StepFunctions, make_step_functions
+from nnxtrain.build.tokenizer import make_tokenizer
 from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import RestoreSpec
 from nnxtrain.config.load import as_mapping
 from nnxtrain.config.lookup import lookup
 from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
-from nnxtrain.data.batches import Cut
-from nnxtrain.data.sources import make_tokenizer
+from nnxtrain.data.batches import BatchShape
 from nnxtrain.engine.base import Engine, hash_of
 from nnxtrain.engine.executable import COMPILED_FROM, Executables, load_executables
 from nnxtrain.errors import ConfigError
@@ -63,9 +63,9 @@ class Program:
     offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> BatchShape:
         """How a global batch becomes microbatches."""
-        return Cut(self.config.batch.accum_steps, self.config.batch.microbatch)
+        return BatchShape(self.config.batch.accum_steps, self.config.batch.microbatch)
 
     def batch_spec(self) -> Batch:
         """Returns shapes, types and shardings of a batch, leaves `[m b ...]`."""
@@ -189,13 +189,14 @@ def make_program(
         registry: what the names in `config` are looked up in.
 
     Raises:
-        ConfigError: the devices cannot form the mesh, or share the rows of a microbatch.
+        ConfigError: the devices cannot form the mesh, or share the rows of a microbatch; or the vocabulary of the model
+            is too small for the tokenizer.
     """
     mesh = make_mesh(config.mesh, devices or here(config.debug.platform))
     for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
     layout, platform = MeshLayout(mesh, config.mesh.rules), mesh.devices.flat[0].platform
-    tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
+    tokenizer = make_tokenizer(config, registry)
     schedule = make_schedule(
         config.schedule, peak=config.optimizer.learning_rate, steps=config.steps, table=registry.schedules
     )

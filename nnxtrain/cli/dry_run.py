@@ -12,7 +12,7 @@ from nnxtrain.axes import BATCH, SEQUENCE
 from nnxtrain.build.program import Program, make_program, on_one_device
 from nnxtrain.build.registry import Registry
 from nnxtrain.config.schema import Config
-from nnxtrain.data.sources import text_files
+from nnxtrain.data.sources.text import check_text
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.text import bytes_text
 from nnxtrain.profiling.windows import say_windows
@@ -23,10 +23,9 @@ from nnxtrain.sharding.layout import MeshLayout
 def dry_run(config: Config, registry: Registry) -> int:
     """Prints parameters, tokens per step and bytes per device; returns the exit code.
 
-    The mesh may be larger than this machine; that is said, not refused.
+    The mesh may be larger than this machine; that is said, not refused. Of text files the first MiB is read.
     """
-    if config.data.source == "text":
-        text_files(config.data)
+    files = check_text(config.data) if config.data.source == "text" else 0
     program, layout, mesh = _planned(config, registry)
     windows = say_windows(config.profile, start=0, total=config.steps) or "none (profile.enabled=false)"
     state = layout.state(nnx.state(nnx.eval_shape(program.make_state)))
@@ -51,6 +50,7 @@ def dry_run(config: Config, registry: Registry) -> int:
         ("gradients per device", bytes_text(gradients)),
         ("batch per device", bytes_text(batch / pieces)),
         ("profile windows", windows),
+        ("data files", f"{files}, of each the first MiB was read" if files else "not read"),
     ):
         print(f"{name:22}{text}")
     print("parameter, [shape], mesh axes that cut its dimensions, bytes per device:")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nnxtrain.config.key import key
 
-TOKENIZER_SIZES = {"byte": 259}  # entries of each tokenizer, so that a small vocabulary is refused at once
+WITHOUT_FILES = ("stdlib", "synthetic")  # sources that read no path; a source from outside the package may read one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,14 +17,14 @@ class DataConfig:
         "corpus: synthetic, Python's own standard library, or text files",
         choices=("stdlib", "synthetic", "text"),
     )
-    path: tuple[str, ...] = key((), "text: files and globs, plain or .jsonl, each also .gz")
+    path: tuple[str, ...] = key((), "text: files and globs, plain text or JSON lines, each also .gz")
     validation_path: tuple[str, ...] = key((), "text: held-out files and globs; NAME=GLOB makes a set of that name")
     validation_fraction: float = key(
         0.05, "stdlib: share of files held out, chosen by hash of their path", span="[0, 1)"
     )
-    text_field: str = key("text", "jsonl: field that holds the text")
+    text_field: str = key("text", "JSON lines: field that contains the text")
     invalid_utf8: str = key("refuse", "bytes that are not UTF-8", choices=("refuse", "replace"))
-    tokenizer: str = key("byte", "text to ids and back", choices=tuple(TOKENIZER_SIZES))
+    tokenizer: str = key("byte", "text to ids and back", choices=("byte",))
     epochs: int | None = key(None, "passes over the corpus before the data ends; null = no end", span="[1, 1000000]")
     shuffle: bool = key(True, "read the rows of each epoch in an order made from (seed, epoch)")
     drop_remainder: bool = key(False, "leave out the last, incomplete batch; false pads it with empty rows")
@@ -36,5 +36,5 @@ class DataConfig:
         if self.source == "text" and not self.path:
             yield "data.path", "data.source=text needs at least one file or glob, such as data.path='corpus/*.txt'"
         for name in ("path", "validation_path"):
-            if self.source != "text" and getattr(self, name):
+            if self.source in WITHOUT_FILES and getattr(self, name):
                 yield f"data.{name}", f"is read by data.source=text, and data.source is {self.source}"

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 from nnxtrain.config.aot import AotConfig
 from nnxtrain.config.batch import BatchConfig
 from nnxtrain.config.checkpoint import CheckpointConfig
-from nnxtrain.config.data import TOKENIZER_SIZES, DataConfig
+from nnxtrain.config.data import DataConfig
 from nnxtrain.config.debug import DebugConfig
 from nnxtrain.config.distributed import DistributedConfig
 from nnxtrain.config.engine import EngineConfig
@@ -59,10 +59,6 @@ class Config:
             yield "run_name", f"{name[:60]!r} must be the name of one folder: at most 255 bytes, without slashes"
         if not self.output_dir or "\0" in self.output_dir:
             yield "output_dir", f"{self.output_dir!r} must name a folder"
-        size = TOKENIZER_SIZES[self.data.tokenizer]
-        if self.data.source != "synthetic" and self.model.vocab < size:
-            rule = f"{self.model.vocab} is smaller than the {size} entries of data.tokenizer={self.data.tokenizer}"
-            yield "model.vocab", f"{rule}; the smallest that fits is {size}"
         chunks = self.loss.chunks
         if chunks and self.batch.sequence % chunks:
             fits = max(n for n in range(1, chunks + 1) if self.batch.sequence % n == 0)

@@ -1,6 +1,6 @@
 """Rows → batches on their way to the devices, made ahead of the step by grain."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ from nnxtrain.errors import DataError
 from nnxtrain.types import Batch, Rows
 
 
-class Cut(NamedTuple):
+class BatchShape(NamedTuple):
     """How many rows a batch holds: `microbatches * rows`, leaves `[m b ...]`.
 
-    This is the one place where a batch is cut. It happens on the host, and a mesh then shares `b`, not `m`: each device
-    gets its rows of every microbatch once, and no row goes from device to device.
+    This is the one place where a batch is split into microbatches. It happens on the host, and a mesh then shards `b`,
+    not `m`: each device gets its rows of every microbatch once, and no row goes from device to device.
     """
 
     microbatches: int
@@ -29,8 +29,21 @@ class Cut(NamedTuple):
         return self.microbatches * self.rows
 
     def __call__(self, batch: Batch) -> Batch:
-        """Cuts leaves `[m*b ...]` to `[m b ...]`: microbatch `k` holds rows `k * b` to `(k + 1) * b`."""
+        """Splits leaves `[m*b ...]` to `[m b ...]`: microbatch `k` holds rows `k * b` to `(k + 1) * b`."""
         return {name: leaf.reshape(self.microbatches, self.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
+
+    def stack(self, rows: list[dict[str, np.ndarray]], places: Sequence[int] | None = None) -> Batch:
+        """Stacks rows `[s]` to `[m b s]`, pads the batch with empty rows, and numbers them in `rows` `[m b]`.
+
+        Args:
+            rows: at least one.
+            places: index of each row in the global batch, where the batch is a part of that.
+        """
+        empty = jax.tree.map(np.zeros_like, rows[0])
+        full = rows + [empty] * (self.global_size - len(rows))
+        batch = {name: np.stack([row[name] for row in full]) for name in empty}
+        batch["rows"] = np.array(range(self.global_size) if places is None else places, np.int32)
+        return self(batch)
 
 
 class Order(NamedTuple):
@@ -43,54 +56,67 @@ class Order(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a run is in its rows, epochs laid end to end.
+    """How far a run has read its rows, counted across epochs.
 
     Attributes:
-        row: rows that are behind.
-        skipped: ranges `(first, end)` of rows that are never read, since they broke a step.
+        row: rows already read.
+        skipped: ranges `(first, end)` of rows that are never read again, because a step on them was not finite.
+        stream: for a streaming source, its epoch and iterator state in JSON types; else None.
     """
 
     row: int = 0
     skipped: tuple[tuple[int, int], ...] = ()
+    stream: Any = None
 
     def without(self, first: int, end: int) -> "Position":
-        """Returns the position with one more range that is not read."""
+        """Returns the position with one more range to skip."""
         return self._replace(skipped=(*self.skipped, (first, end)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the position as a checkpoint stores it; without a stream the format is that of older versions."""
+        kept = {"row": self.row, "skipped": self.skipped}
+        return kept if self.stream is None else kept | {"stream": self.stream}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> "Position":
+        """Returns the position that a checkpoint stores."""
+        skipped = tuple((first, end) for first, end in kept["skipped"])
+        return cls(kept["row"], skipped, kept.get("stream"))
 
 
 START = Position()
 
 
 class TrainBatches:
-    """Endless or finite batches whose whole position is a number of rows.
+    """Endless or finite batches of rows with random access, whose whole position is a number of rows.
 
     Batch `i` holds rows `i * B` to `(i + 1) * B` of the epochs laid end to end; the row order of an epoch is a pure
     function of (seed, epoch). With `R` rows, `E` epochs and batches of `B` there are `ceil(R * E / B)` batches, the
     last one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
     """
 
-    def __init__(self, rows: Rows, cut: Cut, *, vocab: int, order: Order, own: Sequence[int] | None = None):
+    def __init__(self, rows: Rows, shape: BatchShape, *, vocab: int, order: Order, own: Sequence[int] | None = None):
         """Reads nothing yet.
 
         Args:
             rows: of one epoch.
-            cut: of a batch.
+            shape: of a batch.
             vocab: ids that a row may hold.
             order: of the rows.
-            own: which rows of each microbatch are read, rising; None for all. Another process reads the others.
+            own: the rows of each microbatch that this process reads, ascending; None for all.
 
         Raises:
-            DataError: there is less than one batch.
+            DataError: there are too few rows for one batch.
         """
-        if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < cut.global_size:
-            have = f"{len(rows)} rows in {order.epochs} epochs are less than batch.global_size={cut.global_size}"
+        if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < shape.global_size:
+            have = f"{len(rows)} rows in {order.epochs} epochs are fewer than batch.global_size={shape.global_size}"
             raise DataError(f"{have}: not one step; give more epochs or data.drop_remainder=false")
-        self._cut = cut
-        self._own = range(cut.rows) if own is None else own
+        self._shape = shape
+        self._own = range(shape.rows) if own is None else own
         self._rows_per_epoch = len(rows)
         self.end = None if order.epochs is None else len(rows) * order.epochs
         self._drops = order.drop_remainder
-        read = grain.MapDataset.source(_Checked(rows, vocab))
+        read = grain.MapDataset.source(_CheckedRows(rows, vocab))
         if order.shuffle:
             read = read.seed(order.seed).shuffle()
         self._rows = read.repeat(order.epochs)
@@ -98,7 +124,7 @@ class TrainBatches:
     @property
     def global_size(self) -> int:
         """Rows of a batch."""
-        return self._cut.global_size
+        return self._shape.global_size
 
     def start(
         self, position: Position, *, put: Callable[[Batch], Any], prefetch: int
@@ -113,7 +139,7 @@ class TrainBatches:
         size = self.global_size
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
         for first, end in self._ranges(position):
-            batches = grain.MapDataset.source(_Batches(self._rows[first:end], self._cut, self._own))
+            batches = grain.MapDataset.source(_Batches(self._rows[first:end], self._shape, self._own))
             ready = experimental.ThreadPrefetchIterDataset(
                 batches.to_iter_dataset(options).map(put), prefetch_buffer_size=prefetch
             )
@@ -127,15 +153,15 @@ class TrainBatches:
         if self.end is None:
             return None
         return sum(
-            -(-(end - first) // self._cut.global_size) for first, end in self._ranges(position) if end is not None
+            -(-(end - first) // self._shape.global_size) for first, end in self._ranges(position) if end is not None
         )
 
     def epochs(self, position: Position) -> float:
-        """Returns the passes over the corpus that are behind a position."""
+        """Returns the passes over the corpus up to a position."""
         return position.row / self._rows_per_epoch
 
     def _ranges(self, position: Position) -> Iterator[tuple[int, int | None]]:
-        """Yields the ranges of rows that are still to be read."""
+        """Yields the ranges of rows that remain to be read."""
         row = position.row
         for first, end in sorted(position.skipped):
             if first > row:
@@ -154,35 +180,32 @@ def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Ite
 
     With a `limit` of batches that is less than all, the rows read are spread evenly over the set.
     """
-    checked = _Checked(rows, vocab)
+    checked = _CheckedRows(rows, vocab)
     count = len(rows) if limit is None else min(limit * size, len(rows))
     chosen = np.arange(count) * len(rows) // count
     for first in range(0, count, size):
         group = [checked[int(index)] for index in chosen[first : first + size]]
-        yield jax.tree.map(lambda leaf: leaf[0], stack_rows(group, Cut(1, size)))
+        yield jax.tree.map(lambda leaf: leaf[0], BatchShape(1, size).stack(group))
 
 
-def stack_rows(group: list[dict[str, np.ndarray]], cut: Cut) -> Batch:
-    """Stacks rows `[s]` to `[m b s]`, fills up with empty ones, and numbers them in `rows` `[m b]`."""
-    empty = jax.tree.map(np.zeros_like, group[0])
-    return _stacked(group + [empty] * (cut.global_size - len(group)), range(cut.global_size), cut)
-
-
-def _stacked(rows: list[dict[str, np.ndarray]], places: Sequence[int], cut: Cut) -> Batch:
-    """Stacks rows `[s]`, the same number of each microbatch, to `[m b s]`, with their `places` in the global batch."""
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    batch["rows"] = np.array(places, np.int32)
-    return cut(batch)
+def check_ids(row: dict[str, np.ndarray], number: int, vocab: int) -> None:
+    """Raises DataError if a row contains an id outside the vocabulary, which a device would clamp silently."""
+    for name in ("inputs", "targets"):
+        low, high = row[name].min(), row[name].max()
+        if low < 0 or high >= vocab:
+            bad = low if low < 0 else high
+            admitted = f"the ids of this run (model.vocab) are 0 to {vocab - 1}"
+            raise DataError(f"row {number} contains token id {bad}; {admitted}")
 
 
 class _Batches:
-    """Batches of rows, of which those are read that are `own` rows of their microbatch; empty rows fill up the last."""
+    """Batches with random access, of the `own` rows of each microbatch; empty rows pad the last batch."""
 
-    def __init__(self, rows: Rows, cut: Cut, own: Sequence[int]):
+    def __init__(self, rows: Rows, shape: BatchShape, own: Sequence[int]):
         self._rows = rows
-        self._size = cut.global_size
-        self._own = Cut(cut.microbatches, len(own))
-        self._places = [microbatch * cut.rows + row for microbatch in range(cut.microbatches) for row in own]
+        self._size = shape.global_size
+        self._own = BatchShape(shape.microbatches, len(own))
+        self._places = [microbatch * shape.rows + row for microbatch in range(shape.microbatches) for row in own]
 
     def __len__(self) -> int:
         return -(-len(self._rows) // self._size)
@@ -190,12 +213,11 @@ class _Batches:
     def __getitem__(self, index: int) -> Batch:
         first, there = index * self._size, len(self._rows)
         group = [self._rows[first + place] for place in self._places if first + place < there]
-        empty = jax.tree.map(np.zeros_like, (group or [self._rows[first]])[0])
-        return _stacked([*group, *[empty] * (self._own.global_size - len(group))], self._places, self._own)
+        return self._own.stack(group or [jax.tree.map(np.zeros_like, self._rows[first])], self._places)
 
 
-class _Checked:
-    """Rows whose ids are looked at before any device clamps them."""
+class _CheckedRows:
+    """Rows that raise where an id is outside the vocabulary."""
 
     def __init__(self, rows: Rows, vocab: int):
         self._rows = rows
@@ -206,10 +228,5 @@ class _Checked:
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         row = self._rows[index]
-        for name in ("inputs", "targets"):
-            low, high = row[name].min(), row[name].max()
-            if low < 0 or high >= self._vocab:
-                bad = low if low < 0 else high
-                admitted = f"the ids of this run (model.vocab) are 0 to {self._vocab - 1}"
-                raise DataError(f"row {index} holds token id {bad}; {admitted}")
+        check_ids(row, index, self._vocab)
         return row

@@ -1,4 +1,4 @@
-"""Tokenised documents on disk, made once and memory-mapped from then on."""
+"""Tokenised documents on disk: made once, then memory-mapped."""
 
 import contextlib
 import hashlib
@@ -13,22 +13,23 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nnxtrain.data.identity import check_unchanged, content_hashes, stamps
 from nnxtrain.errors import ConfigError, DataError
 from nnxtrain.types import Tokenizer
 
 logger = logging.getLogger(__name__)
-FORMAT = 1  # of the cache folder
+FORMAT = 2  # of the cache folder
 REPORT_EVERY_S = 5.0
 LEFTOVER_S = 7 * 86400.0
 
 
 class Corpus(NamedTuple):
-    """Documents end to end, each as bos, its tokens, eos.
+    """Documents end to end, each as bos, its tokens, eos; a tokenizer may lack one of these marks, or both.
 
     Attributes:
         tokens: `[n]` ids.
         starts: `[documents + 1]` index of each document's first token; the last entry is `n`.
-        empty_documents: documents left out, since they hold no text.
+        empty_documents: documents left out because they contain no text.
         sha256: of the tokens.
     """
 
@@ -52,9 +53,9 @@ def cached_corpus(
     options: str,
     cache_dir: Path,
 ) -> Corpus:
-    """Returns the tokenised documents of `files`, from the cache where they are there.
+    """Returns the tokenised documents of `files`, from the cache where they are in it.
 
-    The cache knows files by path, size and time of change.
+    The cache identifies files by name and content, never by time: see `content_hashes`.
 
     Args:
         files: in the order of the corpus.
@@ -64,11 +65,13 @@ def cached_corpus(
         cache_dir: folder of all tokenised corpora; made if needed.
 
     Raises:
-        DataError: no document holds text.
+        DataError: there is no text, a file cannot be read, or a file changed while it was read.
         ConfigError: `cache_dir` cannot be written.
     """
-    stats = [(str(file.resolve()), stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
-    identity = json.dumps([FORMAT, tokenizer.fingerprint, options, stats])
+    before = stamps(files)
+    contents = content_hashes(files, before, memory=cache_dir / ".hashes")
+    named = [(file.name, content) for file, content in zip(files, contents, strict=True)]
+    identity = json.dumps([FORMAT, tokenizer.fingerprint, options, named])
     folder = cache_dir / hashlib.sha256(identity.encode()).hexdigest()[:24]
     if not folder.is_dir():
         try:
@@ -76,6 +79,7 @@ def cached_corpus(
             _remove_leftovers(cache_dir)
             with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".making-") as making:
                 _write(Path(making), _progress(files, read), tokenizer)
+                check_unchanged(files, before)
                 _publish(Path(making), folder)
         except OSError as error:
             reason = error.strerror or str(error)
@@ -86,7 +90,7 @@ def cached_corpus(
 
 
 def _remove_leftovers(cache_dir: Path) -> None:
-    """Removes what processes that were killed had begun to make, so long ago that none can still be at it."""
+    """Removes unfinished folders of killed processes, old enough that no live process can still be writing them."""
     for folder in cache_dir.glob(".making-*"):
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             if time.time() - folder.stat().st_mtime > LEFTOVER_S:
@@ -94,7 +98,7 @@ def _remove_leftovers(cache_dir: Path) -> None:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Gives a finished folder its name at one stroke; if another process was first, keeps the other's."""
+    """Renames a finished folder to its final name, atomically; if another process was first, keeps that one's."""
     ready = made / "ready"
     ready.mkdir()
     for part in ("tokens.bin", "starts.npy", "meta.json"):
@@ -107,13 +111,21 @@ def _publish(made: Path, folder: Path) -> None:
 
 
 def _progress(files: list[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
-    """Yields the documents of all files; says how far it is when that takes long."""
-    total = sum(file.stat().st_size for file in files)
+    """Yields the documents of all files; logs the progress if that takes long.
+
+    Raises:
+        DataError: a file cannot be read; a bare OSError would be blamed on the cache folder.
+    """
+    sizes = [stamp.size for stamp in stamps(files)]
+    total = sum(sizes)
     start = said = time.monotonic()
     done = 0
-    for file in files:
-        yield from read(file)
-        done += file.stat().st_size
+    for file, size in zip(files, sizes, strict=True):
+        try:
+            yield from read(file)
+        except OSError as error:
+            raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
+        done += size
         now = time.monotonic()
         if now - said > REPORT_EVERY_S:
             said = now
@@ -127,17 +139,33 @@ def _write(folder: Path, documents: Iterable[str], tokenizer: Tokenizer) -> None
     starts, empty = [0], 0
     with (folder / "tokens.bin").open("wb") as file:
         for text in documents:
-            if not text:
+            ids = _marked(text, tokenizer, dtype) if text else np.zeros(0, dtype)
+            if not len(ids):
                 empty += 1
                 continue
-            marks = (np.array([mark], dtype) for mark in (tokenizer.bos, tokenizer.eos))
-            ids = np.concatenate([next(marks), tokenizer.encode(text).astype(dtype, copy=False), next(marks)])
             digest.update(ids.data)
             ids.tofile(file)
             starts.append(starts[-1] + len(ids))
     np.save(folder / "starts.npy", np.array(starts, np.int64))
     meta = {"dtype": dtype.name, "empty_documents": empty, "sha256": digest.hexdigest(), "tokens": starts[-1]}
     (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _marked(text: str, tokenizer: Tokenizer, dtype: np.dtype) -> np.ndarray:
+    """Returns the ids of a document with bos and eos where the tokenizer has them; `[0]` if there are no tokens.
+
+    Raises:
+        DataError: an id is outside the tokenizer's own range.
+    """
+    ids = np.asarray(tokenizer.encode(text))
+    if not ids.size:
+        return np.zeros(0, dtype)
+    begin, end = ([mark] if mark >= 0 else [] for mark in (tokenizer.bos, tokenizer.eos))
+    low, high = min([ids.min(), *begin, *end]), max([ids.max(), *begin, *end])
+    if low < 0 or high >= tokenizer.size:
+        bad = low if low < 0 else high
+        raise DataError(f"the tokenizer returned id {bad}, but its ids are 0 to {tokenizer.size - 1}")
+    return np.concatenate([np.array(begin, dtype), ids.astype(dtype, copy=False), np.array(end, dtype)])
 
 
 def _open(folder: Path, files: list[Path]) -> Corpus:
@@ -154,4 +182,6 @@ def _open(folder: Path, files: list[Path]) -> Corpus:
     if not count:
         empty = f"{meta['empty_documents']} empty documents"
         raise DataError(f"no text: {files[0]} and {len(files) - 1} more files hold {empty}")
+    if count == len(starts) - 1:
+        raise DataError(f"nothing to predict: each document of {files[0]} and {len(files) - 1} more files is one token")
     return corpus

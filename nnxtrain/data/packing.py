@@ -6,11 +6,11 @@ from nnxtrain.data.corpus import Corpus
 
 
 class PackedRows:
-    """Cuts a corpus, documents end to end, into rows of `sequence` tokens; only the last row is padded.
+    """Splits a corpus, documents end to end, into rows of `sequence` tokens; only the last row is padded.
 
     Row `i` reads tokens `i * sequence` to `(i + 1) * sequence` and predicts each one's successor, so that every token
-    of the corpus but the first of each document is a target exactly once. A document that a row cuts goes on in the
-    next row as a segment of its own, with positions from 0. There are `ceil((tokens - 1) / sequence)` rows.
+    of the corpus but the first of each document is a target exactly once. A document that spans rows continues in the
+    next one as a new segment, with positions from 0. There are `ceil((tokens - 1) / sequence)` rows.
     """
 
     def __init__(self, corpus: Corpus, sequence: int):

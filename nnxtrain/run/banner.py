@@ -38,7 +38,7 @@ def first_lines(data: Data, *, parameters: int) -> list[str]:
         f"model    {parameters:,} parameters, {config.model.layers} layers of width {config.model.embed}",
         f"data     {data.dataset.description}",
         f"batch    {config.batch.global_size} rows of {config.batch.sequence} tokens{pieces}: {tokens:,} tokens a step",
-        f"steps    {steps:,} ({epochs:.2f} epochs)",
+        f"steps    {steps:,}" + (f" ({epochs:.2f} epochs)" if epochs else ""),
     ]
     if steps < config.steps:
         lines.append(f"         the data ends before steps={config.steps:,} (data.epochs={config.data.epochs})")
@@ -65,6 +65,7 @@ def checkpoint_meta(data: Data) -> dict[str, Any]:
     program = data.program
     return {
         "corpus": data.dataset.description,
+        "held_out": dict(data.dataset.held_out_descriptions),
         "config": as_mapping(program.config),
         "versions": environment()["versions"],
         "tokenizer": program.tokenizer.fingerprint,

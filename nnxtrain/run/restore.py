@@ -59,10 +59,13 @@ class Restorer:
         changes = differences(saved.meta["config"], as_mapping(self._config))
         if (was := saved.meta.get("corpus")) != (now := self._data.dataset.description):
             changes.append(f"corpus: {was} → {now}; the position in rows stays")
+        described = self._data.dataset.held_out_descriptions
+        for name, was in saved.meta.get("held_out", {}).items():
+            if (now := described.get(name, was)) != was:
+                changes.append(f"held-out set {name}: {was} → {now}; its losses before are those of other text")
         for line in changes:
             self._say(f"         {line}")
-        skipped = tuple((first, end) for first, end in saved.data["skipped"])
-        return Restored(state, saved.step, Position(saved.data["row"], skipped))
+        return Restored(state, saved.step, Position.from_json(saved.data))
 
     def load(self, engine: Engine, state: TrainStateNNX | None) -> None:
         """Gives the engine a state that was found, or a fresh one with the weights of `checkpoint.init_from`."""

@@ -15,6 +15,7 @@ from nnxtrain.build.evaluators import make_evaluators, make_writer
 from nnxtrain.build.feed import Data, make_scale, open_data
 from nnxtrain.build.program import make_program
 from nnxtrain.build.registry import BUILT_IN, Registry
+from nnxtrain.build.tokenizer import tokenizer_name
 from nnxtrain.checkpoint.saver import Saver, Snapshot
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import all_finite
@@ -41,6 +42,7 @@ from nnxtrain.run.directory import locked
 from nnxtrain.run.recompiles import CompileLog
 from nnxtrain.run.restore import Restorer
 from nnxtrain.run.summary import Summary, figures
+from nnxtrain.tokenizers.record import keep_tokenizer
 
 
 def execute(
@@ -231,6 +233,7 @@ class _Run:
         self.console.open_log(self.folder / "train.log")
         write_whole(self.folder / "config.yml", to_yaml(self.config))
         write_json(self.folder / "env.json", environment_of(self.program))
+        keep_tokenizer(self.program.tokenizer, self.folder, name=tokenizer_name(self.config, self.program.registry))
         if dropped := set_aside_rows(self.folder, beyond=done):
             self.console.say(f"         {dropped} rows beyond step {done} are in metrics.dropped.jsonl")
         cut_events(self.folder / "tensorboard", beyond=done)
@@ -347,7 +350,7 @@ class _Run:
         """
         if step == 0:
             return True
-        data = {"row": self.position.row, "skipped": self.position.skipped}
+        data = self.position.as_json()
         (loss,) = self.cluster.of_first([self.recorder.loss_of(self.config.checkpoint.keep_best, step)])
         saved = self.saver.save(Snapshot(step, self.engine.state(), data, loss))
         self.watchdog.beat()

@@ -1,6 +1,7 @@
 """Ids as the numbers they are, for tokens that stand for no text."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -24,3 +25,6 @@ class IdTokenizer:
     def decode(self, ids: np.ndarray) -> str:
         """Returns `ids` with spaces between them."""
         return " ".join(str(int(token)) for token in ids)
+
+    def save(self, folder: Path) -> None:
+        """Writes nothing: the tokenizer is its size alone."""

@@ -60,7 +60,6 @@ BROKEN = {
     "group": ("", ("optimizer.groups=head/* decay",)),
     "heads": ("model: {heads: 4, kv_heads: 3}\n", ()),
     "width": ("model: {heads: 4, embed: 66}\n", ()),
-    "vocabulary": ("model: {vocab: 100}\n", ()),
     "chunks": ("", ("loss.chunks=7",)),
     "no text": ("data: {source: text}\n", ()),
     "run name": ("", ("run_name=../elsewhere",)),

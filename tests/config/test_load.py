@@ -125,9 +125,9 @@ def test_problems_of_several_sections_are_reported_together(refused):
 
 def test_problems_inside_a_section_and_across_sections_are_reported_together(refused):
     """Neither hides the other: the user mends both in one go."""
-    message = refused("batch: {global_size: 6, accum_steps: 4}\n", "model.vocab=100")
+    message = refused("batch: {global_size: 6, accum_steps: 4}\n", "loss.chunks=7")
     assert "batch.global_size: 6" in message
-    assert "model.vocab: 100" in message
+    assert "loss.chunks: 7" in message
 
 
 def test_a_problem_that_keys_have_with_each_other_names_what_the_user_wrote(refused):

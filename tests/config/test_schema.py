@@ -7,17 +7,17 @@ import typing
 import pytest
 
 from nnxtrain.build.registry import ENGINES
-from nnxtrain.config.data import TOKENIZER_SIZES
 from nnxtrain.config.key import problem_of, show
 from nnxtrain.config.load import LEAVES, SECTIONS, load, value_at
 from nnxtrain.config.presets import PRESETS
-from nnxtrain.data.sources import DATASETS, TOKENIZERS
+from nnxtrain.data.sources.table import DATASETS
 from nnxtrain.models.families.table import MODELS
 from nnxtrain.models.remat import REMAT_POLICIES
-from nnxtrain.nn.attention import ATTENTIONS
+from nnxtrain.nn.kernels import ATTENTIONS
 from nnxtrain.optim.optimizers import OPTIMIZERS
 from nnxtrain.optim.schedules import SCHEDULES
 from nnxtrain.steps.accumulate import ACCUMULATORS
+from nnxtrain.tokenizers.table import TOKENIZERS
 from tests.support import ROOT
 
 CAP = 160
@@ -99,11 +99,6 @@ def test_choices_are_the_tables_of_the_code(path, names):
     assert set(choices) == set(names)
 
 
-def test_sizes_of_tokenizers_are_those_of_the_code():
-    """The schema knows them by heart, so that a small vocabulary is refused before jax is imported."""
-    assert {name: make().size for name, make in TOKENIZERS.items()} == TOKENIZER_SIZES
-
-
 @pytest.mark.parametrize("path", CHOSEN)
 def test_a_name_that_is_none_of_the_choices_is_refused_with_all_of_them(refused, path):
     """From the file and from the command line."""
@@ -183,8 +178,6 @@ FITS = re.compile(r"(?:next|smallest|largest) that fits is (\d+)|try (\d+)")
         (("loss.chunks=7",), "loss.chunks", ("7", "512"), 4),
         (("loss.chunks=5000",), "loss.chunks", ("5000", "512"), 512),
         (("loss.chunks=4", "batch.sequence=31"), "loss.chunks", ("4", "31"), 1),
-        (("model.vocab=258",), "model.vocab", ("258", "259"), 259),
-        (("model.vocab=2", "data.source=text", "data.path=x"), "model.vocab", ("2", "259"), 259),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_next_that_fits(loaded, refused, words, key, numbers, fits):
@@ -235,7 +228,6 @@ def test_a_given_head_width_frees_the_width_of_the_model(loaded):
         (("run_name=a/b",), "run_name"),
         (("run_name=..",), "run_name"),
         (("output_dir=",), "output_dir"),
-        (("model.vocab=100",), "model.vocab"),
         (("optimizer.name=adafactor", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
         (("optimizer.name=schedule_free_adamw", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
         (("optimizer.name=sgd", "optimizer.mu_dtype=bfloat16"), "optimizer.mu_dtype"),
@@ -298,11 +290,6 @@ def test_a_run_name_is_the_name_of_one_folder(refused, text):
 def test_an_output_folder_has_a_name_that_a_file_system_takes(refused):
     """A NUL byte is a traceback in every call that opens a file."""
     assert "output_dir: " in refused('output_dir: "a\\0b"\n')
-
-
-def test_synthetic_tokens_need_no_tokenizer(loaded):
-    """`tiny.yml` has 256 ids, fewer than the bytes and their marks."""
-    assert loaded("", "data.source=synthetic", "model.vocab=2").model.vocab == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from nnxtrain.data.batches import START, Cut, Order, Position, TrainBatches, eval_batches, stack_rows
+from nnxtrain.data.batches import START, BatchShape, Order, Position, TrainBatches, eval_batches
 from nnxtrain.data.corpus import Corpus
 from nnxtrain.data.packing import PackedRows
 from nnxtrain.errors import DataError
@@ -44,7 +44,7 @@ class NumberedRows:
 
 def batches_of(rows, *, cut=(1, 4), seed=0, shuffle=True, epochs: int | None = 1, drop_remainder=False, vocab=VOCAB):
     """Returns the batches of `rows`."""
-    return TrainBatches(rows, Cut(*cut), vocab=vocab, order=Order(seed, shuffle, epochs, drop_remainder))
+    return TrainBatches(rows, BatchShape(*cut), vocab=vocab, order=Order(seed, shuffle, epochs, drop_remainder))
 
 
 def read(batches: TrainBatches, first: int = 0, count: int | None = None) -> list:
@@ -106,13 +106,13 @@ def test_starting_at_a_batch_gives_what_reading_from_the_first_gives(first):
     assert_trees_equal(read(batches, first), read(batches)[first:])
 
 
-def test_starting_far_on_in_endless_data_takes_no_time():
+def test_starting_far_on_in_endless_data_reads_nothing_before():
     """Reading and throwing away what came before would take hours."""
-    batches = batches_of(NumberedRows(37), epochs=None)
-    began = time.monotonic()
-    (batch,) = read(batches, 10**9, 1)
-    assert time.monotonic() - began < 5
-    assert len(numbers([batch])) == 4
+    rows = CountedRows(37)
+    (batch,) = read(batches_of(rows, epochs=None, shuffle=False), 10**9, 1)
+    first = 4 * 10**9 % 37
+    assert numbers([batch]) == [(first + place) % 37 for place in range(4)]
+    assert len(rows.read) < 37
 
 
 def test_starting_at_the_end_gives_nothing():
@@ -139,9 +139,9 @@ def test_the_number_of_batches_is_the_documented_formula(corpus, epochs, drop_re
         return batches_of(rows, epochs=epochs, drop_remainder=drop_remainder)
 
     if epochs is None:
-        got = read(make(), count=100)
+        got = read(make(), count=20)
         assert make().count(START) is None
-        assert len(got) == 100
+        assert len(got) == 20
     elif drop_remainder and count * epochs < 4:
         with pytest.raises(DataError) as caught:
             make()
@@ -181,9 +181,9 @@ def test_epochs_count_passes_over_the_corpus():
 def test_rows_are_numbered_across_microbatches():
     """Dropout follows the row of the global batch: numbers that begin anew would repeat masks."""
     rows = NumberedRows(12)
-    cut = Cut(3, 4)
+    cut = BatchShape(3, 4)
     assert cut.global_size == 12
-    batch = stack_rows([rows[index] for index in range(12)], cut)
+    batch = cut.stack([rows[index] for index in range(12)])
     np.testing.assert_array_equal(batch["rows"], np.arange(12).reshape(3, 4))
     np.testing.assert_array_equal(batch["inputs"][..., 0] - 1, batch["rows"])
     assert batch["rows"].dtype == np.int32
@@ -296,7 +296,7 @@ def test_processes_read_their_own_rows_of_the_same_batches(shares, skipped):
     want, got, counted = [], [], []
     for share in ((0, 1, 2, 3), *shares):
         rows = CountedRows(21)
-        batches = TrainBatches(rows, Cut(2, 4), vocab=VOCAB, order=Order(0, True, 1, False), own=share)
+        batches = TrainBatches(rows, BatchShape(2, 4), vocab=VOCAB, order=Order(0, True, 1, False), own=share)
         stream = batches.start(Position(0, skipped), put=lambda batch: batch, prefetch=2)
         (want if not want else got).append([batch for batch, _ in stream])
         counted.append(rows.read)
@@ -314,5 +314,5 @@ def test_processes_read_their_own_rows_of_the_same_batches(shares, skipped):
 def test_own_rows_are_all_of_them_by_default():
     """One process has no one to leave rows to."""
     rows = CountedRows(12)
-    batches = TrainBatches(rows, Cut(1, 4), vocab=VOCAB, order=Order(0, False, 1, False))
+    batches = TrainBatches(rows, BatchShape(1, 4), vocab=VOCAB, order=Order(0, False, 1, False))
     assert numbers(read(batches)) == list(range(12)) == sorted(rows.read)

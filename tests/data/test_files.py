@@ -1,32 +1,18 @@
-"""Patterns to files, files to documents (B30, B36)."""
+"""Patterns to files (B30)."""
 
 import glob
-import gzip
-import json
 from pathlib import Path
 
 import pytest
 
-from nnxtrain.data.files import find_files, read_documents
-from nnxtrain.errors import ConfigError, DataError
-
-
-def documents(file: Path, *, text_field: str = "text", invalid_utf8: str = "refuse") -> list[str]:
-    """Returns the documents of a file."""
-    return list(read_documents(file, text_field=text_field, invalid_utf8=invalid_utf8))
+from nnxtrain.data.files import find_files
+from nnxtrain.errors import ConfigError
 
 
 def written(file: Path, content: bytes) -> Path:
-    """Returns `file`, which holds `content`, gzipped if its name says so."""
-    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    """Returns `file`, which holds `content`."""
+    file.write_bytes(content)
     return file
-
-
-def refusal(file: Path, **options: str) -> str:
-    """Returns what is said of a file that cannot be read."""
-    with pytest.raises(DataError) as caught:
-        documents(file, **options)
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -119,119 +105,62 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
     assert find_files(["~/corpus.txt"], key="data.path") == [file]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.py", "jsonl"])
-def test_a_file_of_text_is_one_document_byte_for_byte(tmp_path, name):
-    """Reading in text mode turns CRLF to LF; reading by lines makes a document of each."""
-    text = "one\r\ntwo\n\n\tthree 🙂\x00\u2028\r"
-    assert documents(written(tmp_path / name, text.encode())) == [text]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_a_line_of_jsonl_is_one_document(tmp_path, name):
-    """Characters that Python takes for line ends, and CRLF between lines, cut no document."""
-    texts = ["one", "two\r\nlines", "🙂\u2028\x85\x0b", " padded "]
-    lines = [json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(texts)]
-    assert documents(written(tmp_path / name, "\r\n".join(lines).encode())) == texts
-
-
-def test_another_field_may_hold_the_text(tmp_path):
-    """`data.text_field` must reach the reader."""
-    file = written(tmp_path / "a.jsonl", b'{"text": "no", "body": "yes"}\n')
-    assert documents(file, text_field="body") == ["yes"]
-
-
-def test_empty_documents_are_given_out_so_that_they_can_be_counted(tmp_path):
-    """Empty text, null and blank lines are no error; each is one empty document (B36)."""
-    lines = ['{"text": ""}', "", '{"text": null}', "   \t", '{"text": "x"}', ""]
-    file = written(tmp_path / "a.jsonl", "\n".join(lines).encode() + b"\n")
-    assert documents(file) == ["", "", "", "", "x", ""]
-
-
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("name", "pattern"),
     [
-        ('{"txet": "x", "id": 1}', "txet"),
-        ("{}", "data.text_field"),
-        ("[1, 2]", "object"),
-        ('"text"', "object"),
-        ("null", "object"),
-        ('{"text": 5}', "int"),
-        ('{"text": ["x"]}', "list"),
-        ('{"text": "x"', "JSON"),
-        ("plain words", "JSON"),
-        ("[" * 100_000, "JSON"),
-        ('{"text": "x", "n": ' + "1" * 5000 + "}", "JSON"),
+        ("set [v2]/one.txt", "set [v2]/*.txt"),
+        ("set [v2]/deep/one.txt", "set [v2]/**/*.txt"),
+        ("a[1]/b[2]/one.txt", "a[1]/b[2]/o*"),
+        ("all/set [v2]/one.txt", "*/set [v2]/*.txt"),
+        ("deep/er/x[y].txt", "**/x[y].txt"),
+        ("[en] one.txt", "[en] *.txt"),
+        ("half[open/one.txt", "half[open/*.txt"),
+        ("set [v2]/one.txt", "set [[]v2]/*.txt"),
     ],
-    ids=lambda value: value[:20],
 )
-def test_a_line_without_text_is_named_by_file_and_line(tmp_path, line, says):
-    """A record that is skipped without a word hides a wrong field name (B36)."""
-    file = written(tmp_path / "a.jsonl", b'{"text": "one"}\n\n' + line.encode() + b'\n{"text": "four"}\n')
-    assert f"{file}:3" in refusal(file)
-    assert says in refusal(file)
+def test_brackets_of_a_name_are_found_inside_a_pattern(tmp_path, name, pattern):
+    """Downloaded folders are called `set [v2]`; as a glob that names `set v` and `set 2` (N05)."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    file = written(tmp_path / name, b"x")
+    for other in ("set v", "set 2", "a1"):
+        (tmp_path / other).mkdir(exist_ok=True)
+        written(tmp_path / other / "one.txt", b"other")
+    assert find_files([f"{tmp_path}/{pattern}"], key="data.path") == [file]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_a_bad_byte_is_named_by_file_and_offset(tmp_path, name):
-    """C0 is never part of UTF-8 (B36)."""
-    file = written(tmp_path / name, "\ufeffé".encode() + b"abc\xc0def")
-    message = refusal(file)
-    assert str(file) in message
-    assert "byte 8 " in message
-    assert "0xc0" in message
-    assert "data.invalid_utf8" in message
+def test_brackets_stay_a_choice_of_characters_where_no_name_has_them(tmp_path):
+    """What globs could do before, they still can (N05)."""
+    for name in ("a1.txt", "a2.txt", "a3.txt"):
+        written(tmp_path / name, b"x")
+    assert [file.name for file in find_files([f"{tmp_path}/a[12].txt"], key="data.path")] == ["a1.txt", "a2.txt"]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_the_offset_of_a_bad_byte_counts_from_the_start_of_the_file(tmp_path, name):
-    """An offset into the line would be looked up at the wrong place (B36)."""
-    head = '{"text": "é"}\r\n{"text": "two"}\n'.encode()
-    content = head + b'{"text": "bad \xc0 byte"}\n'
-    file = written(tmp_path / name, content)
-    assert f"byte {content.index(0xC0)} " in refusal(file)
-    assert content.index(0xC0) > len(head)
+def refusal(place: Path, *patterns: str) -> str:
+    """Returns what is said of patterns in `place`."""
+    with pytest.raises(ConfigError) as caught:
+        find_files([f"{place}/{pattern}" for pattern in patterns], key="data.path")
+    return str(caught.value)
 
 
-def test_a_character_that_is_cut_off_at_the_end_is_named(tmp_path):
-    """The last bytes of a truncated download."""
-    assert "byte 2 " in refusal(written(tmp_path / "a.txt", b"hi\xf0\x9f"))
+@pytest.mark.parametrize("name", ["a,b.txt", "a, b.txt", "a,b/c.txt", "a,b,c.txt"])
+def test_a_comma_of_a_name_is_named_with_a_way_to_write_it(tmp_path, name):
+    """The command line splits a list at commas, so a file `a,b.txt` comes as two entries (N05)."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    file = written(tmp_path / name, b"x")
+    message = refusal(tmp_path, *(entry.strip() for entry in name.split(",")))
+    assert "comma" in message
+    hint = message.split("write '")[1].split("'")[0]
+    found = find_files([f"{hint}/*" if Path(tmp_path / "a,b").is_dir() else hint], key="data.path")
+    assert found == [file]
 
 
-def test_bad_bytes_can_be_replaced(tmp_path):
-    """The documented alternative, in both formats; the words around them stay."""
-    assert documents(written(tmp_path / "a.txt", b"x\xc0y"), invalid_utf8="replace") == ["x\ufffdy"]
-    file = written(tmp_path / "a.jsonl", b'{"text": "x\xc0y"}')
-    assert documents(file, invalid_utf8="replace") == ["x\ufffdy"]
+def test_a_pattern_torn_at_its_second_part_says_that_commas_separate(tmp_path):
+    """The first half, `a*`, matches the file itself (N05)."""
+    written(tmp_path / "a,b.txt", b"x")
+    assert "comma" in refusal(tmp_path, "a*", "b*.txt")
 
 
-@pytest.mark.parametrize("invalid_utf8", ["refuse", "replace"])
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
-def test_a_byte_order_mark_is_no_text(tmp_path, name, invalid_utf8):
-    """The mark would be a token at the start of the file, and no JSON; inside a text it is one (B36)."""
-    body = '{"text": "a\ufeffb"}' if "jsonl" in name else "a\ufeffb"
-    file = written(tmp_path / name, b"\xef\xbb\xbf" + body.encode())
-    assert documents(file, invalid_utf8=invalid_utf8) == ["a\ufeffb"]
-
-
-def test_half_a_surrogate_pair_in_json_becomes_text_that_utf8_can_hold(tmp_path):
-    """Writing it to disk would end the run; whole pairs are one character."""
-    (text,) = documents(written(tmp_path / "a.jsonl", rb'{"text": "a\ud83d\ude00b\ud800c"}'))
-    assert text.encode().decode() == text
-    assert text.startswith("a😀b")
-    assert text.endswith("c")
-
-
-@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_a_gzip_file_that_is_cut_off_or_is_none_is_named(tmp_path, name):
-    """A truncated download must not count as the whole corpus."""
-    file = tmp_path / name
-    whole = gzip.compress(b'{"text": "' + bytes(range(65, 91)) * 1000 + b'"}\n')
-    for content in (whole[: len(whole) // 2], whole[:-4], b"plain text", whole[:20] + b"\x00" * 20 + whole[40:]):
-        file.write_bytes(content)
-        assert str(file) in refusal(file)
-        assert "gzip" in refusal(file)
-
-
-def test_a_file_that_has_gone_is_named(tmp_path):
-    """Files may vanish between the search and the reading."""
-    assert str(tmp_path / "gone.txt") in refusal(tmp_path / "gone.txt")
+def test_a_pattern_with_brackets_that_matches_nothing_says_how_to_write_one(tmp_path):
+    """Nobody suspects the bracket of a name that they copied (N05)."""
+    assert "[[]" in refusal(tmp_path, "set [v3]/*.txt")
+    assert "[" not in refusal(tmp_path, "set/*.txt")

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nnxtrain.data.batches import START, Cut, Order, Position, TrainBatches
+from nnxtrain.data.batches import START, BatchShape, Order, Position, TrainBatches
 
 VOCAB = 1000
 
@@ -29,7 +29,7 @@ class NumberedRows:
 
 def batches_of(rows, size: int, *, epochs: int | None = 3, shuffle=True, drop_remainder=False) -> TrainBatches:
     """Returns batches of `size` rows."""
-    return TrainBatches(rows, Cut(1, size), vocab=VOCAB, order=Order(0, shuffle, epochs, drop_remainder))
+    return TrainBatches(rows, BatchShape(1, size), vocab=VOCAB, order=Order(0, shuffle, epochs, drop_remainder))
 
 
 def read(batches: TrainBatches, position: Position = START, count: int | None = None):

@@ -7,18 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnxtrain.config.data import TOKENIZER_SIZES
-from nnxtrain.data import sources
-from nnxtrain.data.sources import DATASETS, TOKENIZERS, RowSpec, make_tokenizer
+from nnxtrain.build.registry import BUILT_IN
+from nnxtrain.build.tokenizer import make_tokenizer
+from nnxtrain.data.sources import stdlib
+from nnxtrain.data.sources.table import DATASETS
 from nnxtrain.errors import ConfigError, DataError
 from nnxtrain.tokenizers.byte import ByteTokenizer
+from nnxtrain.types import RowSpec
 from tests.support import tiny
 
 
 def dataset(source: str, *words: str, vocab: int = 384):
     """Returns the dataset of `source`, in rows of 32 tokens."""
-    config = tiny(f"data.source={source}", f"model.vocab={vocab}", *words).data
-    return DATASETS[source](config, RowSpec(32, make_tokenizer(config, vocab=vocab), 0))
+    config = tiny(f"data.source={source}", f"model.vocab={vocab}", *words)
+    return DATASETS[source](config.data, RowSpec(32, make_tokenizer(config, BUILT_IN), 0))
 
 
 def texts(rows) -> set[str]:
@@ -34,21 +36,6 @@ def place(tmp_path):
         (tmp_path / f"{name}.txt").write_text(f"text {name} " * 20)
     (tmp_path / "d.jsonl").write_text('{"text": "text d"}\n{"text": null}\n{"text": "more d"}\n')
     return tmp_path
-
-
-def test_the_schema_knows_the_size_of_each_tokenizer():
-    """The schema refuses a small vocabulary before anything is imported, from a table of its own (B35)."""
-    assert {name: make().size for name, make in TOKENIZERS.items()} == TOKENIZER_SIZES
-
-
-@pytest.mark.parametrize("name", sorted(TOKENIZERS))
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(name, place):
-    """Its ids would be clamped; a smaller one is fine (B35)."""
-    size = TOKENIZER_SIZES[name]
-    words = ("data.source=text", f"data.path={place}/a.txt", f"data.tokenizer={name}")
-    with pytest.raises(ConfigError, match=rf"(?s){size - 1}.*{size}"):
-        tiny(*words, f"model.vocab={size - 1}")
-    assert tiny(*words, f"model.vocab={size}").model.vocab == size
 
 
 def test_text_trains_on_its_files_and_holds_out_what_is_named(place):
@@ -112,7 +99,7 @@ def library(tmp_path, monkeypatch):
         (root / name).write_text(name)
     (root / "pkg0" / "data.txt").write_text("no")
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(root)})
-    monkeypatch.setattr(sources, "STDLIB_SMALLEST_BYTES", 1)
+    monkeypatch.setattr(stdlib, "SMALLEST_BYTES", 1)
     return root
 
 
@@ -149,7 +136,7 @@ def test_stdlib_without_a_share_has_no_held_out_set(library, tmp_path):
 
 def test_a_python_without_its_sources_is_refused_with_a_way_out(library, tmp_path, monkeypatch):
     """Stripped containers have none; the message says what else to do."""
-    monkeypatch.setattr(sources, "STDLIB_SMALLEST_BYTES", 1_000_000)
+    monkeypatch.setattr(stdlib, "SMALLEST_BYTES", 1_000_000)
     with pytest.raises(ConfigError) as caught:
         dataset("stdlib", f"data.cache_dir={tmp_path}/c")
     for word in ("data.source=stdlib", str(library), "data.path="):
@@ -160,17 +147,17 @@ def test_the_real_standard_library_is_split_by_files():
     """About one file in twenty; the sizes differ from one Python to the next."""
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [file.relative_to(root).as_posix() for file in root.rglob("*.py")]
-    shares = np.array([sources._share(name) for name in names])
+    shares = np.array([stdlib.share_of(name) for name in names])
     assert 0 <= shares.min() <= shares.max() < 1
     assert 0.02 < (shares < 0.05).mean() < 0.08
 
 
 def test_synthetic_rows_are_held_out_from_another_stream():
     """The same draws would be validated on what was trained on, also with the seeds of two runs side by side."""
-    config = tiny().data
+    config = tiny()
     streams = []
     for seed in (0, 1):
-        made = DATASETS["synthetic"](config, RowSpec(32, make_tokenizer(config, vocab=256), seed))
+        made = DATASETS["synthetic"](config.data, RowSpec(32, make_tokenizer(config, BUILT_IN), seed))
         streams += [made.train, made.held_out["validation"]]
     first = {rows[0]["inputs"].tobytes() for rows in streams}
     assert len(first) == 4

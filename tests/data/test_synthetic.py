@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nnxtrain.data.synthetic import STEPS, RandomWalkRows
+from nnxtrain.data.sources.synthetic import STEPS, RandomWalkRows
 
 
 def rows(**changes) -> RandomWalkRows:

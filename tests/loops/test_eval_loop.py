@@ -9,7 +9,7 @@ import pytest
 
 from nnxtrain.build.evaluators import bind_to, make_evaluators
 from nnxtrain.build.feed import Data
-from nnxtrain.data.batches import Cut, Order, TrainBatches
+from nnxtrain.data.batches import BatchShape, Order, TrainBatches
 from nnxtrain.loops.eval_loop import evaluate
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.tokenizers.byte import ByteTokenizer
@@ -103,7 +103,7 @@ def bind_on(devices: int):
 def uneven_evaluation(size: int, devices: int):
     """Evaluates the uneven rows, `size` a batch, on some devices, by the parts a run uses."""
     program = tiny_program("model.vocab=384", f"eval.global_size={size}", devices=devices)
-    train = TrainBatches(UnevenRows(), Cut(1, 8), vocab=384, order=Order(0, True, 1, False))
+    train = TrainBatches(UnevenRows(), BatchShape(1, 8), vocab=384, order=Order(0, True, 1, False))
     data = Data(program, Dataset(UnevenRows(), {"validation": UnevenRows()}, ""), train)
     return make_evaluators(data, bind_on(devices))["validation"](lambda: False)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnxtrain.data.batches import Cut
+from nnxtrain.data.batches import BatchShape
 from nnxtrain.steps.accumulate import scan
 from nnxtrain.types import LossParts
 from tests.support import random_batch, tiny_program
@@ -60,7 +60,7 @@ def test_metrics_do_not_depend_on_the_number_of_microbatches(words, norm):
 
 def test_the_cut_is_by_rows_in_their_order():
     """The rows of a microbatch stand one after another, so that the last ones are the empty ones."""
-    batch = Cut(3, 4)({"rows": np.arange(12), "inputs": np.arange(24).reshape(12, 2)})
+    batch = BatchShape(3, 4)({"rows": np.arange(12), "inputs": np.arange(24).reshape(12, 2)})
     np.testing.assert_array_equal(batch["rows"], np.arange(12).reshape(3, 4))
     np.testing.assert_array_equal(batch["inputs"][2, 1], [18, 19])
 

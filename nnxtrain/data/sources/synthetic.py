@@ -2,9 +2,28 @@
 
 import numpy as np
 
+from nnxtrain.config.data import DataConfig
+from nnxtrain.tokenizers.ids import IdTokenizer
+from nnxtrain.types import Dataset, Rows, RowSpec, Tokenizer
+
 ENDLESS = 2**31  # rows of an epoch that no run reaches the end of
 HELD_OUT = 64
 STEPS = 4  # a token is followed by one of this many, equally likely: no model gets below ln 4 nats
+
+
+def synthetic(config: DataConfig, spec: RowSpec) -> Dataset:
+    """Makes random walks; the held-out rows are drawn from another seed."""
+
+    def rows(stream: int, count: int) -> Rows:
+        vocab = spec.tokenizer.size
+        return RandomWalkRows(sequence=spec.sequence, vocab=vocab, seed=2 * spec.seed + stream, rows=count)
+
+    return Dataset(rows(0, ENDLESS), {"validation": rows(1, HELD_OUT)}, "synthetic random walks")
+
+
+def synthetic_tokenizer(config: DataConfig, vocab: int) -> Tokenizer:
+    """Returns what reads and writes any of `vocab` ids as its number."""
+    return IdTokenizer(vocab)
 
 
 class RandomWalkRows:

@@ -1,0 +1,42 @@
+"""The sources of Python's own standard library: text that every machine has."""
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+from nnxtrain.config.data import DataConfig
+from nnxtrain.data.packing import PackedRows
+from nnxtrain.data.tokenised import tokenised
+from nnxtrain.errors import ConfigError
+from nnxtrain.types import Dataset, RowSpec
+
+LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+SMALLEST_BYTES = 1_000_000
+
+
+def stdlib(config: DataConfig, spec: RowSpec) -> Dataset:
+    """Reads Python's standard library; whole files are held out, by hash of their path.
+
+    Raises:
+        ConfigError: the sources of this Python are not on disk.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(file for file in root.rglob("*.py") if not LEFT_OUT & set(file.relative_to(root).parts))
+    size = sum(file.stat().st_size for file in files)
+    if size < SMALLEST_BYTES:
+        rule = f"this Python keeps {size:,} bytes of sources in {root}"
+        raise ConfigError(f"data.source=stdlib: {rule}; give text of your own: data.source=text data.path='*.txt'")
+    held = {file for file in files if share_of(file.relative_to(root).as_posix()) < config.validation_fraction}
+    corpus = tokenised([file for file in files if file not in held], config, spec.tokenizer)
+    held_out = {"validation": tokenised(sorted(held), config, spec.tokenizer)} if held else {}
+    return Dataset(
+        PackedRows(corpus, spec.sequence),
+        {name: PackedRows(found, spec.sequence) for name, found in held_out.items()},
+        f"Python's standard library, {corpus}",
+        {name: str(found) for name, found in held_out.items()},
+    )
+
+
+def share_of(name: str) -> float:
+    """Returns a number in [0, 1) made from `name` alone."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
