@@ -14,8 +14,9 @@ for number in (signal.SIGHUP, signal.SIGINT):  # `nohup` and shells in the backg
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
 
-# the compiler spends most of its time on the speed of the program
+# the compiler spends most of its time on the speed of the program, and on splitting it among threads
 QUICKLY = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICKLY += " --xla_cpu_parallel_codegen_split_count=1"
 if jax.__version_info__ < (0, 11):
     QUICKLY += " --xla_cpu_use_fusion_emitters=false"
 
