@@ -54,10 +54,14 @@ class Run(NamedTuple):
     weights: dict[str, np.ndarray]
 
 
+# one policy of each kind of program: no remat, no memory, products, tags that are saved, or moved, or both
+KINDS = ("none", "full", "dots", "mlp", "qkv_offload", "custom")
+
+
 def pairs() -> list[Case]:
-    """Returns every policy once scanned and once unrolled, and all pairs of values of any two columns."""
+    """Returns each kind once scanned and once unrolled, and all pairs of values of any two columns."""
     cases = []
-    for number, policy in enumerate(POLICIES):
+    for number, policy in enumerate(KINDS):
         accum_steps, dropout = (1, 4)[number % 2], (0, 0.2)[number // 2 % 2]
         cases += [Case(policy, True, accum_steps, dropout), Case(policy, False, 5 - accum_steps, 0.2 - dropout)]
     return cases
@@ -113,7 +117,8 @@ def assert_same(got: Run, want: Run) -> None:
 def test_the_pairs_are_all_there():
     """A column that is always the same beside another would leave a pair unproven."""
     for one, other in itertools.combinations(range(4), 2):
-        assert {(case[one], case[other]) for case in PAIRS} == {(case[one], case[other]) for case in ALL}
+        all_pairs = {(case[one], case[other]) for case in ALL if case.policy in KINDS}
+        assert {(case[one], case[other]) for case in PAIRS} == all_pairs
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=str)
@@ -218,7 +223,7 @@ def test_a_policy_from_outside_the_package_is_used():
     """An entry of one's own beside the table, named in the configuration."""
     mine = REMAT_POLICIES | {"mine": by_tag(save=["mlp_hidden"])}
     config = load(TINY, ["remat.policy=mine", "model.layers=1"], extra={"remat.policy": ["mine"]})
-    program = make_program(config, devices=jax.devices()[:1], tables=Registry(remat_policies=mine))
+    program = make_program(config, devices=jax.devices()[:1], registry=Registry(remat_policies=mine))
     graph, state = nnx.split(nnx.eval_shape(program.make_state))
     step = jax.make_jaxpr(lambda state, batch: program.train_step(nnx.merge(graph, state), batch)[1])
     assert "remat" in str(step(state, program.batch_spec()))
