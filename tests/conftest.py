@@ -22,7 +22,7 @@ if jax.__version_info__ < (0, 11):
 
 
 def pytest_configure(config):
-    """Compiles quickly where numbers alone are of interest; slow tests, and processes of their own, do as users do."""
+    """Compiles quickly where numbers alone are of interest, in other processes too; slow tests do as users do."""
     if config.option.markexpr != "slow":
         os.environ["XLA_FLAGS"] += QUICKLY
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,8 +110,11 @@ def assert_trees_equal(got, want) -> None:
 
 
 def run_module(module: str, *words: str, devices: int = 1, cwd: Path = ROOT, **environment: str):
-    """Runs `python -m nnxtrain.MODULE WORDS` in a process of its own; returns what `subprocess.run` does."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    """Runs `python -m nnxtrain.MODULE WORDS` in a process of its own; returns what `subprocess.run` does.
+
+    It compiles as the tests do: quickly, except among the slow ones.
+    """
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     if devices == 1 and (compiled := jax.config.values["jax_compilation_cache_dir"]):
         env |= {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
