@@ -1,6 +1,7 @@
 """The compiled step over flat arrays."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -33,6 +34,14 @@ def test_steps_equal_the_plain_function():
         state, want = step(state, batch)
         assert_trees_equal(jax.device_get(got), jax.device_get(want))
     assert_trees_equal(weights(engine.state()), weights(state))
+
+
+def test_an_abstract_state_is_the_callers_own():
+    """It is traced once a program; what a restore writes into one must not be in the next."""
+    program = tiny_program()
+    one = program.abstract_state()
+    one.model.norm.scale.set_value(jnp.ones(64))
+    assert isinstance(program.abstract_state().model.norm.scale.get_value(), jax.ShapeDtypeStruct)
 
 
 def test_the_state_is_donated():
