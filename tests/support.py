@@ -1,7 +1,9 @@
 """What tests share: small configurations, batches, comparisons, and runs in a process of their own."""
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from nnxtrain.build.program import Program, make_program
 from nnxtrain.checkpoint.stacking import scanned, unrolled
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.load import load
+from nnxtrain.engine.base import Engine
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "configs" / "tiny.yml"
@@ -28,6 +31,25 @@ def tiny(*words: str):
 def tiny_program(*words: str, devices: int = 1) -> Program:
     """Returns the program of `tiny.yml` with `words` on top, on the first `devices`."""
     return make_program(tiny(*words), devices=jax.devices()[:devices])
+
+
+@functools.cache
+def _compiled(*words: str, devices: int) -> tuple[Program, Engine]:
+    program = tiny_program(*words, devices=devices)
+    return program, program.make_engine()
+
+
+def started(*words: str, devices: int = 1) -> Engine:
+    """Returns an engine of its own with its initial state; its programs are compiled once a process for the same words.
+
+    For tests of numbers: one that counts compiles has to make them, by `tiny_program(...).make_engine()`.
+    """
+    program, first = _compiled(*words, devices=devices)
+    engine = program.new_engine()
+    engine.use(first._compiled, program.batch_spec(), hlo_hash=first.hlo_hash)
+    engine._initial = first._initial  # the draw of the state is compiled once, too
+    engine.initialise()
+    return engine
 
 
 def random_batch(
@@ -88,8 +110,11 @@ def assert_trees_equal(got, want) -> None:
 
 
 def run_module(module: str, *words: str, devices: int = 1, cwd: Path = ROOT, **environment: str):
-    """Runs `python -m nnxtrain.MODULE WORDS` in a process of its own; returns what `subprocess.run` does."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    """Runs `python -m nnxtrain.MODULE WORDS` in a process of its own; returns what `subprocess.run` does.
+
+    It compiles as the tests do: quickly, except among the slow ones.
+    """
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
     env = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
     if devices == 1 and (compiled := jax.config.values["jax_compilation_cache_dir"]):
         env |= {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

@@ -40,8 +40,11 @@ TOOLS = {
     "kill_test": kill_test,
     "remat_table": remat_table,
 }
+SIZED = {"compare_training_engine", "remat_table"}  # take keys of the configuration
 SIZES = "model.layers=1 model.embed=32 model.heads=2 model.mlp=32 batch.sequence=32 batch.global_size=8"
-SMALL = f"{SIZES} steps=2 batch.accum_steps=1 eval.max_batches=1 eval.every_steps=0 mesh.data=1".split()
+SMALL = (
+    f"{SIZES} steps=2 batch.accum_steps=1 eval.max_batches=1 eval.every_steps=0 generate.tokens=4 mesh.data=1".split()
+)
 
 
 def commands() -> list[str]:
@@ -72,6 +75,9 @@ def workplace(tmp_path_factory):
 
 LONG = {
     "python tools/kill_test.py configs/tiny.yml rounds=1",  # three runs, one after the other
+    "python -m nnxtrain.launch processes=2 devices_per_process=2 -- train configs/tiny.yml"
+    " run_name=two mesh.data=2 mesh.fsdp=2",  # as in test_launch.py
+    "python tools/remat_table.py configs/tiny.yml",  # as in tools/test_remat_table.py
     "python tools/compare_training_engine.py configs/tiny.yml suite=metrics types=float32 m_steps=2",
 }
 
@@ -92,7 +98,8 @@ def test_commands_of_the_pages_run(line, workplace, monkeypatch):
         Path(words[0]).touch()
         return
     if words[0] != "-m":
-        assert guarded(TOOLS[Path(words[0]).stem], words[1:]) == 0
+        tool = Path(words[0]).stem
+        assert guarded(TOOLS[tool], [*words[1:], *(SIZES.split() if tool in SIZED else [])]) == 0
         return
     name, *words = words[1].removeprefix("nnxtrain."), *words[2:]
     asks = {"--help", "--list-keys", "--print-config", "--dry-run", "--show-schedule"} & set(words)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 PROGRAMS = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL))
 SIZES = "model.vocab=384 model.layers=2 model.embed=32 batch.sequence=16 batch.accum_steps=2"
-SMALL = f"{SIZES} steps=12 mesh.data=1 generate.tokens=2"
+SMALL = f"{SIZES} steps=12 mesh.data=1 generate.tokens=2 eval.max_batches=1"
 SAME = {"remat.policy", "batch.accumulator"}  # change how a step is computed, not what it computes
 
 

@@ -9,10 +9,14 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from nnxtrain.cli.command import guarded
+from nnxtrain.generate import main as generate
 from nnxtrain.train import main
 from tests.support import TINY, rows_of, run_module
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+# sizes for tests of what a run does, not of what it computes; a constant rate is one program for any number of steps
+SMALL = ("mesh.data=1", "model.layers=1", "eval.max_batches=1", "generate.tokens=1", "schedule.name=constant")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,7 @@ def test_files_of_a_run_agree_with_each_other(finished):
 
 def test_no_program_is_compiled_twice_with_a_pattern_remat_and_accumulation(tmp_path):
     """A type, shape or sharding that a step, an evaluation or a sample changes makes the next one compile (B48)."""
-    stack = ("model.layers=3", "model.pattern=local,global", "model.window=8", "remat.policy=qkv")
+    stack = ("model.layers=3", "model.pattern=local,global", "model.window=8", "remat.policy=qkv", "generate.tokens=4")
     words = (f"output_dir={tmp_path}", "run_name=pattern", "steps=4", "batch.accum_steps=4", "eval.every_steps=2")
     assert guarded(main, [str(TINY), *stack, *words, "eval.max_batches=1", "mesh.data=1"]) == 0
     assert json.loads((tmp_path / "pattern" / "summary.json").read_text())["recompiles"] == 0
@@ -145,7 +149,7 @@ def test_a_stranger_in_the_run_directory_is_named(tmp_path, name, capsys):
     stranger = tmp_path / "tiny" / name
     stranger.parent.mkdir()
     stranger.mkdir() if "." in name else stranger.touch()
-    words = [str(TINY), f"output_dir={tmp_path}", "mesh.data=1", "model.layers=1", "steps=1", "generate.tokens=1"]
+    words = [str(TINY), f"output_dir={tmp_path}", *SMALL, "steps=1"]
     assert guarded(main, words) == 1
     error = capsys.readouterr().err
     assert str(stranger) in error
@@ -162,11 +166,15 @@ def test_resume_never_refuses_a_used_directory(finished, capsys):
     assert "not empty" in capsys.readouterr().err
 
 
-def test_a_finished_run_generates_text(finished):
+def test_a_finished_run_generates_text(finished, capsys):
     """Words without a section stand for `generate.*`; temperature 0 is deterministic."""
     folder, _ = finished
     words = (str(folder), "prompt=5 6 7", "tokens=9", "temperature=0")
-    texts = {run_module("generate", *words).stdout for _ in range(2)}
+    texts = set()
+    for seed in (0, 1):
+        capsys.readouterr()
+        assert guarded(generate, [*words, f"seed={seed}"]) == 0
+        texts.add(capsys.readouterr().out)
     assert len(texts) == 1
     ids = texts.pop().split()
     assert ids[:3] == ["5", "6", "7"]
@@ -174,17 +182,19 @@ def test_a_finished_run_generates_text(finished):
     assert all(0 <= int(token) < 256 for token in ids)
 
 
-def test_the_resolved_configuration_starts_the_same_run(finished, tmp_path):
+def test_the_resolved_configuration_starts_the_same_run(tmp_path):
     """`config.yml` of a run is a configuration like any other."""
-    folder, _ = finished
-    assert run_module("train", str(folder / "config.yml"), f"output_dir={tmp_path}").returncode == 0
-    losses = [[row["loss"] for row in rows_of(place)] for place in (folder, tmp_path / "tiny")]
+    own, again = tmp_path / "own", tmp_path / "again"
+    assert guarded(main, [str(TINY), f"output_dir={own}", *SMALL, "steps=3", "optimizer.learning_rate=2e-3"]) == 0
+    assert guarded(main, [str(own / "tiny" / "config.yml"), f"output_dir={again}"]) == 0
+    losses = [[row["loss"] for row in rows_of(place / "tiny")] for place in (own, again)]
+    assert len(losses[0]) == 3
     assert losses[0] == losses[1]
 
 
 def test_zero_steps_train_nothing(tmp_path):
     """Steps 0 exits 0 with no update (B40)."""
-    assert guarded(main, [str(TINY), f"output_dir={tmp_path}", "steps=0", "mesh.data=1"]) == 0
+    assert guarded(main, [str(TINY), f"output_dir={tmp_path}", "steps=0", *SMALL]) == 0
     summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert summary["status"] == "done"
     assert summary["step"] == 0
@@ -193,7 +203,7 @@ def test_zero_steps_train_nothing(tmp_path):
 
 def test_a_non_finite_step_ends_the_run_with_4(tmp_path, capsys):
     """The message names the step; the rows up to it are on disk; the last good state is saved (B11)."""
-    words = (f"output_dir={tmp_path}", "optimizer.learning_rate=1e30", "optimizer.clip_norm=null", "mesh.data=1")
+    words = (f"output_dir={tmp_path}", "optimizer.learning_rate=1e30", "optimizer.clip_norm=null", *SMALL)
     assert guarded(main, [str(TINY), *words]) == 4
     folder = tmp_path / "tiny"
     rows = rows_of(folder)
@@ -211,7 +221,7 @@ def test_an_unfinished_run_starts_anew_and_keeps_its_old_rows(tmp_path):
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 9.0}\n{"kind": "train", "st')
-    assert guarded(main, [str(TINY), f"output_dir={tmp_path}", "steps=3", "mesh.data=1"]) == 0
+    assert guarded(main, [str(TINY), f"output_dir={tmp_path}", "steps=3", *SMALL]) == 0
     steps = [row["step"] for row in rows_of(folder)]
     assert all(one < other for one, other in pairwise(steps))
     assert json.loads((folder / "metrics.dropped.jsonl").read_text())["loss"] == 9.0
@@ -249,7 +259,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("accum_steps", [1, 4])
 def test_tokens_of_an_update_count_all_microbatches(tmp_path, accum_steps):
     """Throughput without the accumulation factor is too low (B28)."""
-    words = (f"output_dir={tmp_path}", "steps=2", f"batch.accum_steps={accum_steps}", "mesh.data=1")
+    words = (f"output_dir={tmp_path}", "steps=2", f"batch.accum_steps={accum_steps}", *SMALL)
     assert guarded(main, [str(TINY), *words]) == 0
     assert {row["tokens"] for row in rows_of(tmp_path / "tiny")} == {8 * 32}
 
@@ -257,8 +267,8 @@ def test_tokens_of_an_update_count_all_microbatches(tmp_path, accum_steps):
 def test_padding_is_no_token(tmp_path):
     """A corpus of 20 bytes fills one row in part; the rest must not count (B28, B30)."""
     (tmp_path / "corpus.txt").write_text("twenty bytes of text")
-    words = ("data.source=text", f"data.path={tmp_path}/corpus.txt", "data.epochs=3", "model.vocab=384", "mesh.data=1")
-    assert guarded(main, [str(TINY), *words, f"output_dir={tmp_path}", f"data.cache_dir={tmp_path}/cache"]) == 0
+    words = ("data.source=text", f"data.path={tmp_path}/corpus.txt", "data.epochs=3", "model.vocab=384")
+    assert guarded(main, [str(TINY), *SMALL, *words, f"output_dir={tmp_path}", f"data.cache_dir={tmp_path}/cache"]) == 0
     rows = rows_of(tmp_path / "tiny")
     assert len(rows) == 1  # three rows in three epochs: one batch, five of its rows empty
     assert rows[0]["tokens"] == rows[0]["targets"] == 3 * 21

@@ -87,9 +87,16 @@ class Program:
         return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding(name)) for name, leaf in leaves.items()}
 
     def abstract_state(self) -> TrainStateNNX:
-        """Returns the state as modules of shapes, types and shardings."""
+        """Returns the state as modules of shapes, types and shardings; they are the caller's own."""
+        graph, leaves, tree = self._abstract
+        return nnx.merge(graph, jax.tree.unflatten(tree, leaves))
+
+    @functools.cached_property
+    def _abstract(self) -> tuple[Any, list[Any], Any]:
+        """Graph, leaves and structure of the abstract state: to trace it takes long, and many ask for it."""
         graph, state = nnx.split(nnx.eval_shape(self.make_state))
-        return nnx.merge(graph, self.layout.state(state))
+        leaves, tree = jax.tree.flatten(self.layout.state(state))
+        return graph, leaves, tree
 
     @property
     def restore_spec(self) -> RestoreSpec:

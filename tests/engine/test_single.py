@@ -1,12 +1,14 @@
 """The compiled step over flat arrays."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from nnxtrain.engine.base import hash_of
 from nnxtrain.optim.optimizers import OPTIMIZERS
 from nnxtrain.run.recompiles import CompileLog
-from tests.support import assert_trees_equal, random_batch, tiny_program, weights
+from tests.support import assert_trees_equal, initial_state, random_batch, started, tiny_program, weights
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -14,14 +16,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 @pytest.fixture(scope="module")
 def engine():
     """Returns an engine of `tiny.yml`."""
-    return started(tiny_program())
-
-
-def started(program):
-    """Returns an engine of `program` with its initial state."""
-    engine = program.make_engine()
-    engine.initialise()
-    return engine
+    return started()
 
 
 def put(batch):
@@ -31,9 +26,8 @@ def put(batch):
 
 def test_steps_equal_the_plain_function():
     """Taking the state apart and donating it must change no number."""
-    program = tiny_program("model.layers=2")
-    engine = started(program)
-    step, state = jax.jit(program.train_step), jax.jit(program.make_state)()
+    engine, program = started(), tiny_program()
+    step, state = jax.jit(program.train_step), initial_state(program)
     for seed in range(3):
         batch = put(random_batch(seed=seed))
         got = engine.step(batch)
@@ -42,9 +36,17 @@ def test_steps_equal_the_plain_function():
     assert_trees_equal(weights(engine.state()), weights(state))
 
 
+def test_an_abstract_state_is_the_callers_own():
+    """It is traced once a program; what a restore writes into one must not be in the next."""
+    program = tiny_program()
+    one = program.abstract_state()
+    one.model.norm.scale.set_value(jnp.ones(64))
+    assert isinstance(program.abstract_state().model.norm.scale.get_value(), jax.ShapeDtypeStruct)
+
+
 def test_the_state_is_donated():
     """A step that copies its state needs twice the memory."""
-    engine = started(tiny_program())
+    engine = started()
     before = jax.tree.leaves(engine.state())
     engine.step(put(random_batch()))
     assert all(leaf.is_deleted() for leaf in before)
@@ -75,7 +77,8 @@ OTHERS = {"lion", "sgd"}  # their state is a part of that of adamw; `-m slow` ha
 def test_every_optimizer_is_compiled_once_and_donated(words):
     """A weak type or a moment that changes its type compiles again; z that is the weights is given away twice (B48)."""
     log = CompileLog()
-    engine = started(tiny_program(*words, "model.layers=1", "model.embed=32"))
+    engine = tiny_program(*words, "model.layers=1", "model.embed=32").make_engine()
+    engine.initialise()
     places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine.state())]
     assert len(set(places)) == len(places)
     kinds = [(leaf.shape, leaf.dtype, leaf.weak_type) for leaf in jax.tree.leaves(engine.state())]
@@ -101,8 +104,9 @@ def test_bound_functions_read_the_state_and_change_nothing(engine):
     assert_trees_equal(weights(engine.state()), before)
 
 
-def test_hash_names_the_program_and_nothing_else():
-    """Two engines of one configuration agree; another program differs."""
-    programs = [tiny_program("model.layers=1", word) for word in ("seed=0", "log.every_steps=3", "model.embed=32")]
-    one, same, other = (program.make_engine() for program in programs)
-    assert one.hlo_hash == same.hlo_hash != other.hlo_hash
+def test_hash_names_the_program_and_nothing_else(engine):
+    """Two programs of one configuration agree; another one differs."""
+    programs = [tiny_program(word) for word in ("seed=0", "log.every_steps=3", "model.embed=32")]
+    traced = [dict(program.new_engine().trace(program.batch_spec())) for program in programs]
+    one, same, other = (hash_of({name: each.lower() for name, each in programs.items()}) for programs in traced)
+    assert one == same == engine.hlo_hash != other

@@ -66,8 +66,7 @@ def test_training_does_not_see_the_average():
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - {"schedule_free_adamw"}))
 def test_without_an_average_the_weights_are_those_that_were_trained(name):
     """The same arrays, so that an evaluation costs no memory."""
-    state = initial_state(tiny_program(*SMALL, f"optimizer.name={name}"))
-    push(state, 0)
+    state = tiny_program(*SMALL, f"optimizer.name={name}").abstract_state()
     model = evaluation_model(state)
     for one, other in zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(state.model)), strict=True):
         assert one is other

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 PLAIN = ("optimizer.name=sgd", "schedule.name=constant", "optimizer.clip_norm=null", "model.layers=2")
 
+SMALL = ("model.layers=1", "model.embed=32")
+
 
 def update_of(*words: str):
     """Returns the weights before and after an update with gradients of 1, and the state."""
@@ -43,7 +45,7 @@ def test_decay_and_rate_of_a_group_are_its_own(layout):
 def test_frozen_weights_keep_their_bytes_and_have_no_moments(layout, name):
     """Decay, an average or a step of size 0 that adds 0 to -0 would touch them."""
     words = (f"optimizer.name={name}", f"model.scan_layers={layout}", "optimizer.weight_decay=0.5")
-    words = (*words, "model.layers=2", "optimizer.groups=stack/layer/attention/* freeze,embedding/* freeze")
+    words = (*words, *SMALL, "optimizer.groups=stack/layer/attention/* freeze,embedding/* freeze")
     program = tiny_program(*words)
     state = initial_state(program)
     state.model.embedding.table[...] = state.model.embedding.table[...].at[0].set(-0.0)
@@ -62,7 +64,7 @@ def test_frozen_weights_keep_their_bytes_and_have_no_moments(layout, name):
 
 def test_the_norm_is_that_of_the_trained_gradients():
     """Frozen weights that count in the norm would shrink the updates of all others when it clips."""
-    words = (*PLAIN, "model.layers=1", "model.embed=32", "optimizer.weight_decay=0", "optimizer.learning_rate=1")
+    words = (*PLAIN, *SMALL, "optimizer.weight_decay=0", "optimizer.learning_rate=1")
     program = tiny_program(*words, "optimizer.groups=embedding/* freeze,stack/* freeze,norm/* freeze")
     state = initial_state(program)
     before = weights(state)
@@ -108,7 +110,7 @@ def test_decay_follows_logical_axes(axes, decayed):
 
 def test_the_table_of_tokens_is_decayed():
     """Documented in `optimizer.weight_decay`."""
-    model = initial_state(tiny_program()).model
+    model = tiny_program().abstract_state().model
     assert is_decayed(axes_of(model.embedding.table))
 
 

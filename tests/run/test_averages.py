@@ -19,17 +19,17 @@ from tools.convert_checkpoint import main as convert
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-SMALL = ("mesh.data=1", "model.layers=2", "model.embed=32", "batch.sequence=16", "generate.tokens=8")
-OFTEN = ("schedule.name=constant", "optimizer.learning_rate=1e-2", "checkpoint.every_steps=25", "eval.max_batches=4")
+SMALL = ("mesh.data=1", "model.layers=1", "model.embed=32", "batch.sequence=16", "generate.tokens=8")
+OFTEN = ("schedule.name=constant", "optimizer.learning_rate=1e-2", "checkpoint.every_steps=10", "eval.max_batches=2")
 AVERAGES = {"schedule_free": ("optimizer.name=schedule_free_adamw",), "ema": ("optimizer.ema=0.95",)}
 
 
 @pytest.fixture(scope="module", params=AVERAGES)
 def run(request, tmp_path_factory):
-    """Returns the words of a run of 50 steps and its directory."""
+    """Returns the words of a run of 20 steps and its directory."""
     place = tmp_path_factory.mktemp(request.param)
     words = (str(TINY), *SMALL, *OFTEN, *AVERAGES[request.param], f"output_dir={place}")
-    assert guarded(train, [*words, "steps=50"]) == 0
+    assert guarded(train, [*words, "steps=20"]) == 0
     return words, place / "tiny"
 
 
@@ -38,7 +38,7 @@ def loss_of(capsys, folder, *words: str) -> float:
     capsys.readouterr()
     assert guarded(evaluate, [str(folder), *words]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert row["step"] == 50
+    assert row["step"] == 20
     return row["loss"]
 
 
@@ -46,7 +46,7 @@ def test_the_three_losses_agree_and_are_those_of_the_average(run, tmp_path, caps
     """The trained weights, which `optimizer.name=adamw optimizer.ema=null` shows, have another loss."""
     _, folder = run
     in_training = rows_of(folder, "eval")[-1]
-    assert in_training["step"] == 50
+    assert in_training["step"] == 20
     converted = tmp_path / "unrolled"
     assert guarded(convert, [str(folder), str(converted), "layout=unrolled"]) == 0
     assert loss_of(capsys, folder) == pytest.approx(in_training["loss"], abs=1e-5)
@@ -67,7 +67,7 @@ def test_text_is_written_with_the_average(run, capsys):
     assert texts[0] != texts[1]
     capsys.readouterr()
     assert guarded(generate, [str(folder)]) == 0
-    assert capsys.readouterr().out.rstrip() == (folder / "samples" / "step_00000050.txt").read_text().rstrip()
+    assert capsys.readouterr().out.rstrip() == (folder / "samples" / "step_00000020.txt").read_text().rstrip()
 
 
 def arrays(folder) -> dict[str, np.ndarray]:
@@ -80,12 +80,12 @@ def arrays(folder) -> dict[str, np.ndarray]:
     return {"/".join((name, *path)): np.asarray(leaf) for name in PARTS for path, leaf in flat(state, name).items()}
 
 
-def test_twenty_five_and_twenty_five_are_fifty(run, tmp_path):
+def test_ten_and_ten_are_twenty(run, tmp_path):
     """An average that begins anew, or weights that the average replaced, show in the bytes."""
     words, folder = run
     words = (*words, f"output_dir={tmp_path}")
-    assert guarded(train, [*words, "steps=25"]) == 0
-    assert guarded(train, [*words, "steps=50"]) == 0
+    assert guarded(train, [*words, "steps=10"]) == 0
+    assert guarded(train, [*words, "steps=20"]) == 0
     assert_trees_equal(arrays(tmp_path / "tiny"), arrays(folder))
     (got, want) = ([(row["step"], row["loss"]) for row in rows_of(place)] for place in (tmp_path / "tiny", folder))
     assert got == want

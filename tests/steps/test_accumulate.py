@@ -37,7 +37,7 @@ def test_sums_are_float32_whatever_weights_and_computation_are():
 
 @pytest.mark.parametrize(
     ("words", "norm"),
-    [((), 1e-6), (("model.param_dtype=bfloat16",), 1e-4), (BFLOAT16, 1e-4)],
+    [((), 1e-6), pytest.param(("model.param_dtype=bfloat16",), 1e-4, marks=pytest.mark.slow), (BFLOAT16, 1e-4)],
 )
 def test_metrics_do_not_depend_on_the_number_of_microbatches(words, norm):
     """Each gradient of weights in bfloat16 is rounded to it before it is summed; the loss is not."""
