@@ -27,7 +27,7 @@ from flax import nnx  # noqa: E402
 from benchmarks import floor  # noqa: E402
 from benchmarks.dispatch import layer_counts, measure_dispatch, print_dispatch  # noqa: E402
 from benchmarks.figures import shown, spread, write_report  # noqa: E402
-from nnxtrain.aot.report import memory_of as compiled_memory  # noqa: E402
+from nnxtrain.aot.cost import memory_of as compiled_memory  # noqa: E402
 from nnxtrain.aot.show import print_table  # noqa: E402
 from nnxtrain.build.feed import open_data  # noqa: E402
 from nnxtrain.build.program import Program, make_program  # noqa: E402

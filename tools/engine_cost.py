@@ -10,7 +10,7 @@ from flax import nnx
 from jax.profiler import ProfileOptions
 
 from benchmarks.figures import spread
-from nnxtrain.aot.report import memory_of
+from nnxtrain.aot.cost import memory_of
 from nnxtrain.build.program import Program
 from nnxtrain.engine.base import Engine
 from nnxtrain.profiling.trace import Digest, digest_of, trace_files

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -102,12 +101,15 @@ def compare(config: Config, *, compiled: bool) -> dict[str, Cost]:
 
 def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
     """Returns the cost of the policy of `config`, whose step takes `least` FLOPs without remat."""
+    from nnxtrain.aot.remat import kept_bytes
+    from nnxtrain.build.registry import BUILT_IN
+
     period = config.model.period
     deeper = replace(config, model=replace(config.model, layers=config.model.layers + period))
-    device, host = kept_bytes(config)
+    device, host = kept_bytes(config, BUILT_IN)
     more = gradient_flops(config) - least
     return Cost(
-        layer_bytes=(sum(kept_bytes(deeper)) - device - host) / period,
+        layer_bytes=(sum(kept_bytes(deeper, BUILT_IN)) - device - host) / period,
         model_bytes=device + host,
         host_bytes=host,
         recomputed_flops=more,
@@ -116,29 +118,16 @@ def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
     )
 
 
-def kept_bytes(config: Config) -> tuple[int, int]:
-    """Returns the bytes on device, and in host memory, that one microbatch keeps for its backward pass.
-
-    Weights and the batch are there anyway, and are not counted.
-    """
-    import jax
-
-    def kept(loss: Any, params: Any) -> list[jax.Array]:
-        return jax.tree.leaves(jax.vjp(loss, params)[1])
-
-    jaxpr = _traced(config, kept).jaxpr
-    found = {var for var in jaxpr.outvars if not hasattr(var, "val")}.difference(jaxpr.invars, jaxpr.constvars)
-    sizes = [(var.aval.memory_space == jax.memory.Space.Host, var.aval.size * var.aval.dtype.itemsize) for var in found]
-    return sum(size for on_host, size in sizes if not on_host), sum(size for on_host, size in sizes if on_host)
-
-
 def gradient_flops(config: Config) -> int:
     """Returns the FLOPs of all matrix products in loss and gradients of a step."""
     import jax
 
     from nnxtrain.aot.jaxpr import product_flops
+    from nnxtrain.aot.remat import trace_loss
+    from nnxtrain.build.program import make_program, on_one_device
 
-    jaxpr = _traced(config, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
+    program = make_program(on_one_device(config))
+    jaxpr = trace_loss(program, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
     return config.batch.accum_steps * product_flops(jaxpr)
 
 
@@ -152,26 +141,6 @@ def temp_bytes(config: Config) -> int | None:
         return None
     (memory,) = program.make_engine().memory().values()
     return memory.temp_size_in_bytes
-
-
-def _traced(config: Config, function: Any) -> Any:
-    """Returns the jaxpr of `function(loss, params)`, where `loss(params)` is that of one microbatch."""
-    import jax
-    from flax import nnx
-
-    from nnxtrain.build.program import loss_sum_of, make_program, on_one_device
-    from nnxtrain.types import PRNG
-
-    program = make_program(on_one_device(config))
-    loss_sum = loss_sum_of(config, program.layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
-    graph, params, others = nnx.split(program.abstract_state().model, nnx.Param, ...)
-    spec = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in program.batch_spec().items()}
-
-    def traced(params: Any, others: Any, microbatch: Any) -> Any:
-        key = jax.random.key(config.seed, impl=PRNG)
-        return function(lambda params: loss_sum(nnx.merge(graph, params, others), microbatch, key)[0], params)
-
-    return jax.make_jaxpr(traced)(params, others, spec)
 
 
 if __name__ == "__main__":

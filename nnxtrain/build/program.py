@@ -25,7 +25,7 @@ from nnxtrain.config.schema import Config
 from nnxtrain.data.batches import Cut
 from nnxtrain.data.sources import make_tokenizer
 from nnxtrain.engine.base import Engine, hash_of
-from nnxtrain.engine.executable import COMPILED_FROM, Executables, load_executables
+from nnxtrain.engine.executable import COMPILED_FROM, Executables, check_options, load_executables
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.environment import environment
 from nnxtrain.models.remat import can_offload, make_wrap, offloaded, policy_of
@@ -117,6 +117,11 @@ class Program:
         """Updates that may be under way at a time."""
         return self.config.engine.max_inflight
 
+    @property
+    def compiler_options(self) -> dict[str, str | bool]:
+        """Options of the compiler, by name."""
+        return self.config.aot.options
+
     def abstract_sums(self, microbatch: Batch) -> Sums:
         """Returns shapes, types and shardings of the sums of an abstract microbatch."""
         graph, state = nnx.split(self.abstract_state())
@@ -184,6 +189,8 @@ def make_program(
     mesh = make_mesh(config.mesh, devices or here(config.debug.platform))
     for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
+    if options := config.aot.options:
+        check_options(options, mesh.devices.flat, key="aot.compiler_options")
     layout = MeshLayout(mesh, config.mesh.rules)
     tokenizer = make_tokenizer(config.data, vocab=config.model.vocab)
     schedule = make_schedule(

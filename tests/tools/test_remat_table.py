@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from nnxtrain.aot.jaxpr import product_flops
+from nnxtrain.aot.remat import kept_bytes
+from nnxtrain.build.registry import BUILT_IN
 from nnxtrain.cli.command import guarded
 from tests.support import TINY, tiny
-from tools.remat_table import compare, gradient_flops, kept_bytes, main
+from tools.remat_table import compare, gradient_flops, main
 
 TOKENS, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, SEQUENCE = 8 * 32, 64, 4, 2, 16, 192, 32
 QKV = HEAD_DIM * (HEADS + 2 * KV_HEADS)
@@ -69,7 +71,7 @@ def test_a_pattern_and_its_remainder_are_counted_whole():
     full, none = (tiny(*words, f"remat.policy={policy}") for policy in ("full", "none"))
     assert gradient_flops(full) - gradient_flops(none) == 5 * sum(PRODUCTS[product] for product in AGAIN["full"])
     deeper = tiny(*words, "model.layers=7", "remat.policy=full")
-    assert sum(kept_bytes(deeper)) - sum(kept_bytes(full)) == 2 * 4 * TOKENS * EMBED
+    assert sum(kept_bytes(deeper, BUILT_IN)) - sum(kept_bytes(full, BUILT_IN)) == 2 * 4 * TOKENS * EMBED
 
 
 def test_flops_of_a_scan_are_counted_once_a_turn():
