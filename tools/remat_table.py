@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -101,13 +102,16 @@ def compare(config: Config, *, compiled: bool) -> dict[str, Cost]:
 
 def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
     """Returns the cost of the policy of `config`, whose step takes `least` FLOPs without remat."""
-    from nnxtrain.aot.remat import kept_bytes
+    from nnxtrain.aot.jaxpr import product_flops
+    from nnxtrain.aot.remat import kept_bytes, residual_bytes, residuals, trace_loss
+    from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.build.registry import BUILT_IN
 
     period = config.model.period
     deeper = replace(config, model=replace(config.model, layers=config.model.layers + period))
-    device, host = kept_bytes(config, BUILT_IN)
-    more = gradient_flops(config) - least
+    kept, gradient = trace_loss(make_program(on_one_device(config)), residuals, gradients)
+    device, host = residual_bytes(kept)
+    more = config.batch.accum_steps * product_flops(gradient) - least
     return Cost(
         layer_bytes=(sum(kept_bytes(deeper, BUILT_IN)) - device - host) / period,
         model_bytes=device + host,
@@ -120,15 +124,19 @@ def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
 
 def gradient_flops(config: Config) -> int:
     """Returns the FLOPs of all matrix products in loss and gradients of a step."""
-    import jax
-
     from nnxtrain.aot.jaxpr import product_flops
     from nnxtrain.aot.remat import trace_loss
     from nnxtrain.build.program import make_program, on_one_device
 
-    program = make_program(on_one_device(config))
-    jaxpr = trace_loss(program, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
-    return config.batch.accum_steps * product_flops(jaxpr)
+    (gradient,) = trace_loss(make_program(on_one_device(config)), gradients)
+    return config.batch.accum_steps * product_flops(gradient)
+
+
+def gradients(loss: Any, params: Any) -> Any:
+    """Returns the loss and its gradients."""
+    import jax
+
+    return jax.value_and_grad(loss)(params)
 
 
 def temp_bytes(config: Config) -> int | None:

@@ -1,6 +1,6 @@
 """What each remat policy keeps for the backward pass, read from the jaxpr of one microbatch: nothing is compiled."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from nnxtrain.config.remat import RematConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.types import PRNG
 
+Loss = Callable[[nnx.State], jax.Array]  # of parameters
+
 
 class Kept(NamedTuple):
     """Bytes that one microbatch keeps for its backward pass, all devices together, without weights and batch."""
@@ -23,29 +25,37 @@ class Kept(NamedTuple):
 
 def kept_bytes(config: Config, registry: Registry, *, devices: list[jax.Device] | None = None) -> Kept:
     """Returns what the policy of `config` keeps, on the first of `devices`; None for those of this process."""
+    (jaxpr,) = trace_loss(make_program(on_one_device(config), devices=devices, registry=registry), residuals)
+    return residual_bytes(jaxpr)
 
-    def residuals(loss: Any, params: Any) -> list[jax.Array]:
-        return jax.tree.leaves(jax.vjp(loss, params)[1])
 
-    jaxpr = trace_loss(make_program(on_one_device(config), devices=devices, registry=registry), residuals).jaxpr
+def residuals(loss: Loss, params: nnx.State) -> list[jax.Array]:
+    """Returns the arrays that wait for the backward pass of `loss`."""
+    return jax.tree.leaves(jax.vjp(loss, params)[1])
+
+
+def residual_bytes(jaxpr: Any) -> Kept:
+    """Returns the bytes of the arrays that a jaxpr of `residuals` returns, but for its arguments."""
     found = {var for var in jaxpr.outvars if not hasattr(var, "val")}.difference(jaxpr.invars, jaxpr.constvars)
     sizes = [(var.aval.memory_space == jax.memory.Space.Host, var.aval.size * var.aval.dtype.itemsize) for var in found]
     host = sum(size for on_host, size in sizes if on_host)
     return Kept(sum(size for _, size in sizes) - host, host)
 
 
-def trace_loss(program: Program, function: Callable[[Any, Any], Any]) -> Any:
-    """Returns the jaxpr of `function(loss, params)`, where `loss(params)` is that of one microbatch."""
+def trace_loss(program: Program, *functions: Callable[[Loss, nnx.State], Any]) -> Iterator[Any]:
+    """Yields the jaxpr of each `function(loss, params)`, where `loss(params)` is that of one microbatch."""
     config = program.config
     loss_sum = loss_sum_of(config, program.layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
     graph, params, others = nnx.split(program.abstract_state().model, nnx.Param, ...)
     spec = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in program.batch_spec().items()}
 
-    def traced(params: Any, others: Any, microbatch: Any) -> Any:
-        key = jax.random.key(config.seed, impl=PRNG)
-        return function(lambda params: loss_sum(nnx.merge(graph, params, others), microbatch, key)[0], params)
+    for function in functions:
 
-    return jax.make_jaxpr(traced)(params, others, spec)
+        def traced(params: Any, others: Any, microbatch: Any) -> Any:
+            key = jax.random.key(config.seed, impl=PRNG)
+            return function(lambda params: loss_sum(nnx.merge(graph, params, others), microbatch, key)[0], params)
+
+        yield jax.make_jaxpr(traced)(params, others, spec).jaxpr
 
 
 def bytes_by_policy(program: Program) -> dict[str, int]:

@@ -52,10 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _merge(place: Path) -> int:
-    from nnxtrain.profiling.merge import merge
+    from nnxtrain.profiling.merge import cut_timelines, merge
 
     for folder in merge(place):
         print(f"{folder}  (xprof --logdir {folder})")
+    for line in cut_timelines(place):
+        print(line)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""One trace in the making: where it grows, what is written beside it, and the name that it gets when it is whole."""
+"""One trace while it is taken: where it is written, what is written beside it, and its name once it is complete."""
 
 import contextlib
 import functools
@@ -16,6 +16,7 @@ from jax.profiler import ProfileData, ProfileOptions
 
 from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling.page import digest_tables, text_of
+from nnxtrain.profiling.timeline import TIMELINES, cut_text, read_timeline
 from nnxtrain.profiling.trace import digest_of, trace_files
 from nnxtrain.profiling.windows import make_profile_schedule
 
@@ -111,9 +112,12 @@ class Session:
         if self._config.memory == "each_window":
             jax.profiler.save_device_memory_profile(part / "memory.pprof.gz")
         self._sum_up(say)
+        timeline = self._timeline(say)
         if place.process == 0:
             manifest = part / "manifest.json"
-            manifest.write_text(json.dumps(self._manifest(info), indent=2) + "\n", encoding="utf-8")
+            manifest.write_text(
+                json.dumps(self._manifest(info) | {"timeline": timeline}, indent=2) + "\n", encoding="utf-8"
+            )
             manifest.replace(part.with_name(manifest.name))
         part.replace(final)
         say(f"profile  steps {self.step} to {last}{' (partial)' if partial else ''}: {final.parent}")
@@ -159,6 +163,18 @@ class Session:
             (self._part / "summary.txt").write_text(text_of(digest_tables(digest)), encoding="utf-8")
         except Exception as error:
             say(f"profile  the trace cannot be summed up: {first_line(error)}")
+
+    def _timeline(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """Returns what the timeline for viewers holds; None if there is none, or it cannot be read."""
+        try:
+            (file,) = self._part.rglob(TIMELINES)
+            timeline = read_timeline(file)
+        except Exception as error:
+            say(f"profile  the timeline for viewers cannot be read: {first_line(error)}")
+            return None
+        if timeline.is_cut:
+            say(f"profile  {file.name} {cut_text(timeline)}")
+        return timeline._asdict() | {"file": file.name}
 
     def _manifest(self, info: TraceInfo) -> dict[str, Any]:
         """Returns what a trace that was copied elsewhere still says of its run."""
