@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the figures hold for."""
+    """Returns what the figures were measured with."""
     kind = jax.devices()[0].device_kind
     return {"device": kind, "cores": os.cpu_count(), "python": platform.python_version(), "jax": jax.__version__}
 
@@ -194,7 +194,7 @@ def floor_weights(state: TrainStateNNX) -> floor.Weights:
 
 
 def floor_side(config: Config, weights: floor.Weights) -> Side:
-    """Returns the step by hand, compiled, with a state of its own."""
+    """Returns the step by hand, compiled, with its own state."""
     rates, rule = config.schedule, config.optimizer
     peak = rule.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(
@@ -224,7 +224,7 @@ def floor_side(config: Config, weights: floor.Weights) -> Side:
 
 
 def memory_of(side: Side) -> dict[str, int]:
-    """Returns bytes of the state and of what a step needs beside it, and the most that are held at once."""
+    """Returns bytes of the state of what a step needs beside it, and the peak."""
     found = compiled_memory(side.memory, resident=0)
     return {"argument_bytes": found.arguments, "temp_bytes": found.temporaries, "peak_bytes": found.peak}
 

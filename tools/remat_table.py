@@ -1,9 +1,9 @@
 """`python tools/remat_table.py CONFIG.yml [compiled=true] [report=FILE] [key=val ...]`: what each remat policy costs.
 
-For each policy: the bytes that wait for the backward pass, of a layer and of the whole model, for one microbatch, all
-devices together; how many of these wait in host memory; and the FLOPs of matrix products that a step computes a second
-time, also as a share of those of a step without remat. All this is read from the jaxpr: nothing is compiled, and no
-array is made. `compiled=true` compiles the step for one device as well, and adds the bytes of its temporaries.
+For each policy: the bytes that are kept for the backward pass, of a layer and of the whole model, for one microbatch,
+all devices together; how many of these are in host memory; and the FLOPs of matrix products that a step computes a
+second time, also as a share of those of a step without remat. All this is read from the jaxpr: nothing is compiled, and
+no array is made. `compiled=true` compiles the step for one device as well, and adds the bytes of its temporaries.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Cost:
     Attributes:
         layer_bytes: kept for the backward pass by one layer.
         model_bytes: kept by all layers, embedding, head and loss.
-        host_bytes: how many of the latter wait in host memory.
+        host_bytes: how many of the latter are in host memory.
         recomputed_flops: of the matrix products that the backward pass computes a second time.
         recomputed_share: the same over the FLOPs of a step without remat.
         temp_bytes: of the compiled step; None where that was not asked for, or where this backend cannot offload.
@@ -140,7 +140,7 @@ def gradients(loss: Any, params: Any) -> Any:
 
 
 def temp_bytes(config: Config) -> int | None:
-    """Returns the bytes of the temporaries of the compiled step; None where nothing can offload as its policy asks."""
+    """Returns the temporaries of the compiled step, in bytes; None if the policy offloads and this backend cannot."""
     from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.models.remat import can_offload
 

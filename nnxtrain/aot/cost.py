@@ -17,8 +17,8 @@ class Memory:
 
     Attributes:
         arguments: state and batch.
-        outputs: of which `aliased` lie where arguments lay.
-        aliased: arguments whose memory outputs take over.
+        outputs: of which `aliased` reuse the memory of arguments.
+        aliased: arguments whose memory outputs reuse.
         temporaries: what the program needs while it runs.
         code: of the program.
         peak: arguments, or what stays on a device if that is more; outputs not aliased, temporaries and code. At least
@@ -37,7 +37,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The least seconds that one execution takes one device, and what binds it.
+    """The least seconds that one execution takes on one device, and what limits it.
 
     Attributes:
         compute_s: FLOPs of the matrix products, recomputation included, at the chip's peak.
@@ -56,7 +56,7 @@ class Roofline:
 
 @dataclass
 class ProgramReport:
-    """One program: what is known of one execution by how far it came, lowered or compiled; None is not known."""
+    """One program: what is known of one execution, lowered or compiled; None is not known."""
 
     name: str
     executions: int  # in a step; 0 for the evaluation
@@ -70,8 +70,8 @@ class ProgramReport:
     bytes_accessed: float | None = None  # of one device, likewise
     collectives: list[Total] = field(default_factory=list)
     roofline: Roofline | None = None
-    problem: str | None = None  # why the compiler gave up
-    needed_bytes: float | None = None  # of one device, as far as the compiler says when it gives up
+    problem: str | None = None  # why the compiler failed
+    needed_bytes: float | None = None  # of one device, if the compiler reports it when it fails
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON has them."""
@@ -79,7 +79,7 @@ class ProgramReport:
 
 
 def memory_of(stats: Any, *, resident: int) -> Memory:
-    """Returns what the compiler says of memory.
+    """Returns the memory of a program as the compiler reports it.
 
     Args:
         stats: jax's `CompiledMemoryStats` of a program.

@@ -86,7 +86,7 @@ def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], No
 
 
 def _empty_report(program: Program) -> Report:
-    """Returns what is known before anything is lowered."""
+    """Returns the report as far as it is known before anything is lowered."""
     config, kind = program.config, program.mesh.devices.flat[0].device_kind
     chip, words = chip_of(kind), config.aot
     tokens = config.batch.global_size * config.batch.sequence
@@ -113,7 +113,7 @@ def programs_of(program: Program, engine: Engine) -> Iterator[tuple[str, jax.sta
 
 
 def owners_of(program: Program) -> Owners:
-    """Returns the bytes of a device that hold the state and the gradients."""
+    """Returns the bytes of state and gradients on a device."""
     state = program.abstract_state()
     parameters = bytes_per_device(nnx.state(state.model))
     trained = nnx.state(state.model, is_trained)

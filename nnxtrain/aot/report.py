@@ -16,8 +16,8 @@ class Owners:
     Attributes:
         parameters: as they are stored, without padding.
         optimizer: moments, counters and guard.
-        gradients: one float32 value for each trained value, where all of them exist at a time.
-        activations: what is left of the temporaries: activations, gathered weights, work space.
+        gradients: one float32 value for each trained value, as if all existed at once.
+        activations: the rest of the temporaries: activations, gathered weights, work space.
     """
 
     parameters: int
@@ -111,7 +111,7 @@ class Report:
 
     @property
     def mfu_ceiling(self) -> float | None:
-        """The share of the peak of all devices that the formula's FLOPs of the model reach in `step_s`."""
+        """The largest possible MFU: the model's FLOPs by formula in `step_s`, as a share of the peak of all devices."""
         if self.step_s is None or self.peak_flops is None:
             return None
         return self.model_flops / self.devices / self.peak_flops / self.step_s

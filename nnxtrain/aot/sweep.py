@@ -24,15 +24,15 @@ NONE_FITS = 3
 def sweep(config: Config, path: str, words: Sequence[str], registry: Registry) -> int:
     """Compiles every cell of the grid of `aot.sweep`, prints the table, names the best; returns the exit code.
 
-    A cell that cannot be compiled is a row that says why: it does not fit if it is no possible configuration, and it is
-    not known whether it fits if something else failed. With `aot.report` each cell is written as it is done, and a
+    A cell that cannot be compiled is a row with the reason: an impossible configuration does not fit; whether one fits
+    that failed for another reason is not known. With `aot.report` each cell is written as it is done, and a
     grid that is started again leaves out those that are there.
 
     Args:
-        config: without the words of any cell.
+        config: the configuration without the words of any cell.
         path: of the file that it was loaded from.
-        words: that won over the file.
-        registry: what names are looked up in.
+        words: the overrides of the file.
+        registry: that names are looked up in.
     """
     file = Path(config.aot.report).expanduser() if config.aot.report else None
     base = [word for word in words if not word.startswith(("aot.sweep=", "aot.report="))]
@@ -112,10 +112,10 @@ def _rank(cell: dict[str, Any]) -> tuple[bool, float, float]:
 
 
 def _read(file: Path, made_of: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the cells that a report holds.
+    """Returns the cells of a report.
 
     Raises:
-        ConfigError: the file holds something else, or cells of another configuration or other versions.
+        ConfigError: the file is no grid, or one of another configuration or other versions.
     """
     if not file.exists():
         return {}

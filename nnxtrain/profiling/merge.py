@@ -51,7 +51,7 @@ def merge(place: Path) -> list[Path]:
 
 
 def cut_timelines(place: Path) -> Iterator[str]:
-    """Yields a line for each timeline at `place` whose end jax left out, and which so ends early in `merged/` too."""
+    """Yields a line for each timeline at `place` whose end jax dropped; it ends early in `merged/` too."""
     for file in trace_files(place.resolve()):
         for path in file.parent.glob(TIMELINES):
             if (timeline := read_timeline(path)).is_cut:

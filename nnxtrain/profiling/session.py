@@ -24,7 +24,7 @@ LARGEST_BYTES = 32 * 2**20  # of a trace that is summed up inside the run; `show
 
 
 class Place(NamedTuple):
-    """Where a process writes its traces, and what it is: its number, and the stages of the pipeline that it owns."""
+    """Where a process writes its traces, its number, and the pipeline stages that it owns."""
 
     folder: Path
     process: int = 0
@@ -65,7 +65,7 @@ class TraceInfo:
         return ProfileData.from_file(str(trace_files(self.dir)[0]))
 
 
-# gets each trace after it was written
+# called with each trace after it was written
 OnTrace = Callable[[TraceInfo], None] | None
 
 
@@ -78,11 +78,11 @@ class Want(NamedTuple):
 
 
 class Session:
-    """A trace that is being taken.
+    """A trace while it is taken.
 
     Attributes:
-        want: what it was started for.
-        step: steps that the run has behind it at the start.
+        want: the window or warm-up that it is for.
+        step: steps done before it starts.
     """
 
     def __init__(self, config: ProfileConfig, place: Place, *, want: Want, step: int):
@@ -165,7 +165,7 @@ class Session:
             say(f"profile  the trace cannot be summed up: {first_line(error)}")
 
     def _timeline(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """Returns what the timeline for viewers holds; None if there is none, or it cannot be read."""
+        """Returns what is in the timeline for viewers; None if there is none, or it cannot be read."""
         try:
             (file,) = self._part.rglob(TIMELINES)
             timeline = read_timeline(file)
@@ -177,7 +177,7 @@ class Session:
         return timeline._asdict() | {"file": file.name}
 
     def _manifest(self, info: TraceInfo) -> dict[str, Any]:
-        """Returns what a trace that was copied elsewhere still says of its run."""
+        """Returns what identifies a trace that was copied elsewhere."""
         schedule = make_profile_schedule(self._config) if info.cycle is not None else None
         environment = self._place.folder.parent / "env.json"
         return {
@@ -192,7 +192,7 @@ class Session:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error says, in one line."""
+    """Returns the first line of an error."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 

@@ -15,7 +15,7 @@ CHUNK_BYTES = 2**20
 
 
 class Timeline(NamedTuple):
-    """What a timeline holds.
+    """What is in a timeline.
 
     Attributes:
         events: how many.
@@ -31,7 +31,7 @@ class Timeline(NamedTuple):
 
 
 def read_timeline(file: Path) -> Timeline:
-    """Returns what the timeline `file` holds; `*.xplane.pb` beside it is complete in any case."""
+    """Returns what is in the timeline `file`; `*.xplane.pb` beside it is complete in any case."""
     events, last_step, end_us = 0, -1, 0.0
     for piece in _pieces(file):
         events += piece.count(EVENT)
@@ -41,7 +41,7 @@ def read_timeline(file: Path) -> Timeline:
 
 
 def cut_text(timeline: Timeline) -> str:
-    """Returns where a timeline that was cut ends, for people."""
+    """Returns in words where a timeline that was cut ends."""
     where = f"in step {timeline.last_step}" if timeline.last_step is not None else f"after {timeline.end_ms:,.0f} ms"
     return f"ends {where}: jax writes no more than {MOST_EVENTS:,} events there; the *.xplane.pb beside it is complete"
 
