@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxtrain.errors import ConfigError
 
@@ -33,7 +34,7 @@ def check_options(options: Mapping[str, str | bool], devices: Iterable[jax.Devic
         ConfigError: the compiler does not know an option, or the option does not take the value.
     """
     own = next(device for device in devices if device.process_index == jax.process_index())
-    where = jax.sharding.SingleDeviceSharding(own)
+    where = NamedSharding(Mesh([own], "device"), PartitionSpec())
     trivial = jax.jit(jnp.negative).lower(jax.ShapeDtypeStruct((), jnp.float32, sharding=where))
     try:
         trivial.compile(compiler_options=dict(options))
