@@ -1,4 +1,4 @@
-"""`python benchmarks/checkpoint.py [rounds=20] [report=FILE] [key=val ...]`: how long a save holds the loop.
+"""`python benchmarks/checkpoint.py [rounds=20] [report=FILE] [key=val ...]`: how long a save blocks the loop.
 
 Takes steps and saves in turn with a state of about 100 MB, in the background; prints the seconds from the call of a
 save to its return, the seconds of the whole write, and those of a step, each as median, p10 and p90.

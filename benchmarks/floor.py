@@ -50,7 +50,7 @@ def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attends a quarter of the queries `[b s h c]` at a time, to the keys up to its end; returns `[b s h c]`."""
+    """Attends from a quarter of the queries `[b s h c]` at a time to the keys up to its end; returns `[b s h c]`."""
     size = -(-q.shape[1] // 4)
     parts = []
     for first in range(0, q.shape[1], size):
@@ -60,7 +60,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 
 
 def layer(w: Weights, x: jax.Array, *, sin: jax.Array, cos: jax.Array, mask: jax.Array, eps: float) -> jax.Array:
-    """Maps `x` `[b s d]` to `[b s d]`; `mask` `[b 1 s t]` tells which keys a query sees."""
+    """Maps `x` `[b s d]` to `[b s d]`; `mask` `[b 1 s t]` says which keys a query sees."""
     y = norm(x, w["attention_norm"], eps)
     q = rotate(jnp.einsum("bsd,dhc->bshc", y, w["q"]), sin, cos)
     k = rotate(jnp.einsum("bsd,dkc->bskc", y, w["k"]), sin, cos)

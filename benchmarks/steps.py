@@ -27,7 +27,7 @@ from flax import nnx  # noqa: E402
 from benchmarks import floor  # noqa: E402
 from benchmarks.dispatch import layer_counts, measure_dispatch, print_dispatch  # noqa: E402
 from benchmarks.figures import shown, spread, write_report  # noqa: E402
-from nnxtrain.aot.report import memory_of as compiled_memory  # noqa: E402
+from nnxtrain.aot.cost import memory_of as compiled_memory  # noqa: E402
 from nnxtrain.aot.show import print_table  # noqa: E402
 from nnxtrain.build.feed import open_data  # noqa: E402
 from nnxtrain.build.program import Program, make_program  # noqa: E402
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the figures hold for."""
+    """Returns what the figures were measured with."""
     kind = jax.devices()[0].device_kind
     return {"device": kind, "cores": os.cpu_count(), "python": platform.python_version(), "jax": jax.__version__}
 
@@ -193,7 +193,7 @@ def floor_weights(state: TrainStateNNX) -> floor.Weights:
 
 
 def floor_side(config: Config, weights: floor.Weights) -> Side:
-    """Returns the step by hand, compiled, with a state of its own."""
+    """Returns the step by hand, compiled, with its own state."""
     rates, rule = config.schedule, config.optimizer
     peak = rule.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(
@@ -223,7 +223,7 @@ def floor_side(config: Config, weights: floor.Weights) -> Side:
 
 
 def memory_of(side: Side) -> dict[str, int]:
-    """Returns bytes of the state and of what a step needs beside it, and the most that are held at once."""
+    """Returns bytes of the state of what a step needs beside it, and the peak."""
     found = compiled_memory(side.memory, resident=0)
     return {"argument_bytes": found.arguments, "temp_bytes": found.temporaries, "peak_bytes": found.peak}
 

@@ -243,7 +243,7 @@ def print_figures(figures: dict[str, Any]) -> None:
 
 
 def use_large_pages() -> None:
-    """Starts this process anew with large pages, where the C library can; both sides then run with them.
+    """Restarts this process with large pages, where the C library supports them; both sides then use them.
 
     XLA allocates the temporaries of a CPU program anew for each execution, and touching them page by page takes longer
     than the work of the engine. The single step, whose microbatches are in a loop inside one program, pays once.

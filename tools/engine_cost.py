@@ -10,7 +10,7 @@ from flax import nnx
 from jax.profiler import ProfileOptions
 
 from benchmarks.figures import spread
-from nnxtrain.aot.report import memory_of
+from nnxtrain.aot.cost import memory_of
 from nnxtrain.build.program import Program
 from nnxtrain.engine.base import Engine
 from nnxtrain.profiling.trace import Digest, digest_of, trace_files
@@ -20,7 +20,7 @@ from nnxtrain.types import Batch
 
 
 class Side(NamedTuple):
-    """One of the two that are compared: its program, and its engine with a state of its own."""
+    """One of the two engines that are compared, with its program and its own state."""
 
     program: Program
     engine: Engine
@@ -85,14 +85,14 @@ def _figures(side: Side, taken: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def peak_bytes(side: Side) -> int:
-    """Returns the most bytes that a device holds: the state, what is accumulated, what a program needs beside it."""
+    """Returns the peak bytes of a device: state, accumulated sums, and what a program needs beside them."""
     resident = bytes_per_device((nnx.state(side.program.abstract_state()), side.program.batch_spec()))
     resident += side.engine.resident_bytes()
     return max(memory_of(stats, resident=resident).peak for stats in side.engine.memory().values())
 
 
 def trace(sides: dict[str, Side], iterations: int, folder: Path) -> Digest:
-    """Takes `iterations` cycles of each side once more under the profiler; returns what the trace says.
+    """Takes `iterations` cycles of each side once more under the profiler; returns the figures of the trace.
 
     Nothing that is timed is traced: tracing costs both sides, and not the same.
     """

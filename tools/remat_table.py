@@ -1,9 +1,9 @@
 """`python tools/remat_table.py CONFIG.yml [compiled=true] [report=FILE] [key=val ...]`: what each remat policy costs.
 
-For each policy: the bytes that wait for the backward pass, of a layer and of the whole model, for one microbatch, all
-devices together; how many of these wait in host memory; and the FLOPs of matrix products that a step computes a second
-time, also as a share of those of a step without remat. All this is read from the jaxpr: nothing is compiled, and no
-array is made. `compiled=true` compiles the step for one device as well, and adds the bytes of its temporaries.
+For each policy: the bytes that are kept for the backward pass, of a layer and of the whole model, for one microbatch,
+all devices together; how many of these are in host memory; and the FLOPs of matrix products that a step computes a
+second time, also as a share of those of a step without remat. All this is read from the jaxpr: nothing is compiled, and
+no array is made. `compiled=true` compiles the step for one device as well, and adds the bytes of its temporaries.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Cost:
     Attributes:
         layer_bytes: kept for the backward pass by one layer.
         model_bytes: kept by all layers, embedding, head and loss.
-        host_bytes: how many of the latter wait in host memory.
+        host_bytes: how many of the latter are in host memory.
         recomputed_flops: of the matrix products that the backward pass computes a second time.
         recomputed_share: the same over the FLOPs of a step without remat.
         temp_bytes: of the compiled step; None where that was not asked for, or where this backend cannot offload.
@@ -102,12 +102,18 @@ def compare(config: Config, *, compiled: bool) -> dict[str, Cost]:
 
 def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
     """Returns the cost of the policy of `config`, whose step takes `least` FLOPs without remat."""
+    from nnxtrain.aot.jaxpr import product_flops
+    from nnxtrain.aot.remat import kept_bytes, residual_bytes, residuals, trace_loss
+    from nnxtrain.build.program import make_program, on_one_device
+    from nnxtrain.build.registry import BUILT_IN
+
     period = config.model.period
     deeper = replace(config, model=replace(config.model, layers=config.model.layers + period))
-    device, host = kept_bytes(config)
-    more = gradient_flops(config) - least
+    kept, gradient = trace_loss(make_program(on_one_device(config)), residuals, gradients)
+    device, host = residual_bytes(kept)
+    more = config.batch.accum_steps * product_flops(gradient) - least
     return Cost(
-        layer_bytes=(sum(kept_bytes(deeper)) - device - host) / period,
+        layer_bytes=(sum(kept_bytes(deeper, BUILT_IN)) - device - host) / period,
         model_bytes=device + host,
         host_bytes=host,
         recomputed_flops=more,
@@ -116,34 +122,25 @@ def cost_of(config: Config, least: int, *, compiled: bool) -> Cost:
     )
 
 
-def kept_bytes(config: Config) -> tuple[int, int]:
-    """Returns the bytes on device, and in host memory, that one microbatch keeps for its backward pass.
-
-    Weights and the batch are there anyway, and are not counted.
-    """
-    import jax
-
-    def kept(loss: Any, params: Any) -> list[jax.Array]:
-        return jax.tree.leaves(jax.vjp(loss, params)[1])
-
-    jaxpr = _traced(config, kept).jaxpr
-    found = {var for var in jaxpr.outvars if not hasattr(var, "val")}.difference(jaxpr.invars, jaxpr.constvars)
-    sizes = [(var.aval.memory_space == jax.memory.Space.Host, var.aval.size * var.aval.dtype.itemsize) for var in found]
-    return sum(size for on_host, size in sizes if not on_host), sum(size for on_host, size in sizes if on_host)
-
-
 def gradient_flops(config: Config) -> int:
     """Returns the FLOPs of all matrix products in loss and gradients of a step."""
+    from nnxtrain.aot.jaxpr import product_flops
+    from nnxtrain.aot.remat import trace_loss
+    from nnxtrain.build.program import make_program, on_one_device
+
+    (gradient,) = trace_loss(make_program(on_one_device(config)), gradients)
+    return config.batch.accum_steps * product_flops(gradient)
+
+
+def gradients(loss: Any, params: Any) -> Any:
+    """Returns the loss and its gradients."""
     import jax
 
-    from nnxtrain.aot.jaxpr import product_flops
-
-    jaxpr = _traced(config, lambda loss, params: jax.value_and_grad(loss)(params)).jaxpr
-    return config.batch.accum_steps * product_flops(jaxpr)
+    return jax.value_and_grad(loss)(params)
 
 
 def temp_bytes(config: Config) -> int | None:
-    """Returns the bytes of the temporaries of the compiled step; None where nothing can offload as its policy asks."""
+    """Returns the temporaries of the compiled step, in bytes; None if the policy offloads and this backend cannot."""
     from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.models.remat import can_offload
 
@@ -152,27 +149,6 @@ def temp_bytes(config: Config) -> int | None:
         return None
     (memory,) = program.make_engine().memory().values()
     return memory.temp_size_in_bytes
-
-
-def _traced(config: Config, function: Any) -> Any:
-    """Returns the jaxpr of `function(loss, params)`, where `loss(params)` is that of one microbatch."""
-    import jax
-    from flax import nnx
-
-    from nnxtrain.build.program import make_program, on_one_device
-    from nnxtrain.build.step import loss_sum_of
-    from nnxtrain.types import PRNG
-
-    program = make_program(on_one_device(config))
-    loss_sum = loss_sum_of(config, program.layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
-    graph, params, others = nnx.split(program.abstract_state().model, nnx.Param, ...)
-    spec = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in program.batch_spec().items()}
-
-    def traced(params: Any, others: Any, microbatch: Any) -> Any:
-        key = jax.random.key(config.seed, impl=PRNG)
-        return function(lambda params: loss_sum(nnx.merge(graph, params, others), microbatch, key)[0], params)
-
-    return jax.make_jaxpr(traced)(params, others, spec)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Words `name=value` of a tool's own, told apart from keys of the configuration."""
+"""Separates a tool's own words `name=value` from keys of the configuration."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

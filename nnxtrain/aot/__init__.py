@@ -1,1 +1,1 @@
-"""Compile only: the programs of a run for devices that need not be here, and what they tell."""
+"""Compiles the programs of a run ahead of time, for devices that this machine need not have, and reports on them."""

@@ -1,4 +1,4 @@
-"""`python -m nnxtrain.aot CONFIG.yml aot.topology=v5e:4x4 [key=val ...]`: compile only, without the devices."""
+"""`python -m nnxtrain.aot CONFIG.yml aot.topology=v5e:4x4 [key=val ...]`: compiles a run without its devices."""
 
 import os
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ examples:
   python -m nnxtrain.aot configs/llama3-8b.yml aot.topology=v5p:2x2x4 mesh.fsdp=16 aot.lower_only=true
   python -m nnxtrain.aot configs/tiny.yml aot.topology=cpu:4 aot.sweep='remat.policy=none,full batch.accum_steps=1,2'
 
-Nothing is allocated: a laptop without any accelerator compiles the very programs that training would run. TPUs need
-libtpu: pip install 'nnxtrain[tpu]'. docs/aot.md says what each figure means.
+Nothing is allocated: a laptop without an accelerator compiles the programs that training would run. TPUs need libtpu:
+pip install 'nnxtrain[tpu]'. docs/aot.md explains each figure.
 
 exit codes: 0 fits, or its memory is not known, 2 configuration or usage, 3 does not fit
 """
@@ -31,7 +31,9 @@ exit codes: 0 fits, or its memory is not known, 2 configuration or usage, 3 does
 def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
     """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
     parser = make_parser(
-        "aot", "Compiles a run for devices that need not be here: will it fit, what limits it?", epilog=EPILOG
+        "aot",
+        "Compiles a run for devices that this machine need not have: will it fit, and what limits it?",
+        epilog=EPILOG,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG.yml", help="configuration of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win over the file")
@@ -66,10 +68,12 @@ def report_on(config: Config, registry: "Registry") -> int:
 
 
 def prepare(config: Config) -> None:
-    """Chooses the platform before jax looks at the machine, which takes it a minute where libtpu finds no TPU.
+    """Sets the environment before jax is imported: it searches a minute for a TPU where libtpu is installed.
+
+    Only one process at a time may load libtpu, unless it is told that none of them takes the TPU itself.
 
     Raises:
-        ConfigError: there is no topology, or no compiler for it; or a file is named where a folder is.
+        ConfigError: there is no topology or no compiler for it, or a path is a folder where a file is expected.
     """
     topology = config.aot.topology
     for key, is_wrong in (("report", Path.is_dir), ("save", Path.is_dir), ("dump_hlo", Path.is_file)):
@@ -87,7 +91,7 @@ def prepare(config: Config) -> None:
         raise ConfigError(f"aot.topology={topology} needs the compiler of TPUs: pip install 'nnxtrain[tpu]'")
     else:
         quiet = {"TPU_SKIP_MDS_QUERY": "1", "TPU_MIN_LOG_LEVEL": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        os.environ.update(quiet)
+        os.environ.update(quiet | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Text of an optimised program (`compiled.as_text()`) → its collectives: along which axes, how often, how much.
+"""Text of an optimised program (`compiled.as_text()`) → its collectives: along which axes, how often, how many bytes.
 
 The compiler rewrites collectives. On TPU one that overlaps with matrix products appears in each of their fusions (only
 the first counts here), a reduce-scatter may be an all-reduce in a fusion of that name, or a gather a loop of permutes.
@@ -67,7 +67,7 @@ def collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
     """Returns the collectives of a program in the order in which it runs them.
 
     Args:
-        text: of an optimised program. A loop counts once where the text does not tell its turns.
+        text: of an optimised program. A loop counts once where the text does not give its iterations.
         mesh_shape: size by axis, in the order of the mesh that the program was compiled for.
     """
     program, found = _read(text), []
@@ -117,7 +117,7 @@ def _executions(program: _Program, computation: str, count: int) -> Iterator[tup
 
 
 def _turns(loop: _Instruction, program: _Program) -> int:
-    """Returns the turns of a loop; on TPU from start, step and end of its counter; 1 where the text tells less."""
+    """Returns the iterations of a loop, on TPU from start, step and end of its counter; 1 if the text lacks them."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.words):
         return int(known[1])
     condition, body = (next(op for op in program.computations[name] if op.root) for name in loop.called)

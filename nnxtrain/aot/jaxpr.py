@@ -1,8 +1,19 @@
-"""Work of a program, counted from its jaxpr."""
+"""FLOPs of a program, counted from its jaxpr."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+# kernels that a jaxpr says nothing about; a `pallas_call` may have a cost estimate
+OPAQUE = ("pallas_call", "ffi_call", "tpu_custom_call")
+OPAQUE_PREFIX = "dot_product_attention_"  # of cuDNN
+
+
+class Products(NamedTuple):
+    """FLOPs of matrix products on all devices, and the names of kernels whose FLOPs are unknown."""
+
+    flops: int
+    unknown: tuple[str, ...]
 
 
 def _devices(params: Mapping[str, Any]) -> int:
@@ -14,20 +25,53 @@ def _devices(params: Mapping[str, Any]) -> int:
 _TIMES: dict[str, Callable[[Mapping[str, Any]], int]] = {"scan": lambda params: params["length"], "shard_map": _devices}
 
 
-def product_flops(jaxpr: Any) -> int:
-    """Returns the FLOPs of all matrix products of a jaxpr, on all devices, those of a scan once for each turn."""
-    total = 0
+def products_of(jaxpr: Any) -> Products:
+    """Returns the matrix products of a jaxpr on all devices, those of a scan once for each iteration.
+
+    A product of ragged groups counts the rows that there are, each with its own group. A Pallas kernel counts what its
+    cost estimate says; one without an estimate, and any other kernel that jax cannot look into, is unknown.
+    """
+    flops = 0
+    unknown: dict[str, None] = {}  # an ordered set
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            depth = 1
-            for axis in contracted:
-                depth *= left[axis]
-            total += 2 * depth * equation.outvars[0].aval.size
-        times = _TIMES.get(equation.primitive.name, lambda params: 1)(equation.params)
-        total += times * sum(product_flops(inner) for inner in _jaxprs_in(equation.params))
-    return total
+        name = equation.primitive.name
+        if name in OPAQUE or name.startswith(OPAQUE_PREFIX):
+            estimate = equation.params.get("cost_estimate")
+            if estimate is None:
+                unknown[equation.params.get("name") or name] = None
+            else:
+                flops += estimate.flops
+            continue
+        if name == "dot_general":
+            flops += _dense(equation, equation.params["dimension_numbers"])
+        elif name == "ragged_dot_general":
+            flops += _ragged(equation)
+        times = _TIMES.get(name, lambda params: 1)(equation.params)
+        for inner in map(products_of, _jaxprs_in(equation.params)):
+            flops += times * inner.flops
+            unknown.update(dict.fromkeys(inner.unknown))
+    return Products(flops, tuple(unknown))
+
+
+def product_flops(jaxpr: Any) -> int:
+    """Returns the known FLOPs of all matrix products of a jaxpr, on all devices."""
+    return products_of(jaxpr).flops
+
+
+def _dense(equation: Any, dimension_numbers: Any) -> int:
+    (contracted, _), _ = dimension_numbers
+    left = equation.invars[0].aval.shape
+    return 2 * math.prod(left[axis] for axis in contracted) * equation.outvars[0].aval.size
+
+
+def _ragged(equation: Any) -> int:
+    """Returns the FLOPs of a product in which each row, or each term of the sums, belongs to one group."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    whole = _dense(equation, numbers.dot_dimension_numbers)
+    if set(numbers.lhs_ragged_dimensions) & set(contracted):  # an output for each group, of its share of the terms
+        return whole // equation.invars[2].aval.shape[-1]
+    return whole
 
 
 def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:

@@ -1,8 +1,9 @@
-"""Compiles the programs of a run for devices that need not be here; nothing is allocated."""
+"""Compiles the programs of a run for devices that this machine need not have; nothing is allocated."""
 
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nnxtrain.aot.jaxpr import product_flops
-from nnxtrain.aot.report import GIB, Owners, ProgramReport, Report, add_compiled
+from nnxtrain.aot.cost import ProgramReport, add_compiled
+from nnxtrain.aot.jaxpr import products_of
+from nnxtrain.aot.remat import bytes_by_policy, lighter_than
+from nnxtrain.aot.report import GIB, Owners, Report
 from nnxtrain.build.program import Program, make_program, marks_of
 from nnxtrain.build.registry import Registry
 from nnxtrain.config.schema import Config
 from nnxtrain.engine.base import Engine, hash_of
 from nnxtrain.engine.executable import Executables, serialize_executables
-from nnxtrain.errors import ConfigError
 from nnxtrain.hardware.chips import chip_of
 from nnxtrain.hardware.topology import devices_of, quiet
 from nnxtrain.host.compilation_cache import without_compilation_cache
@@ -28,23 +30,17 @@ from nnxtrain.state import is_trained
 
 EVALUATION = "eval_step"
 PER_MICROBATCH = "fwd_bwd"  # runs once for each microbatch of a step
-# remat policies that keep all on the device, least kept first
-BY_WEIGHT = (
-    *("full", "attention", "qkv", "attention_layer", "mlp"),
-    *("projections", "dots_no_batch", "projections_attention", "dots", "none"),
-)
-SWITCH = {"true": True, "false": False}
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 TOO_LARGE = "RESOURCE_EXHAUSTED"  # the status of a compiler that finds no room
 
 
 def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], None]) -> Report:
-    """Lowers, and unless `aot.lower_only` compiles, what a run of `config` compiles; returns what that tells.
+    """Lowers, and unless `aot.lower_only` compiles, the programs of a run; returns a report of them.
 
     Args:
         config: of the run, with `aot.topology`.
-        registry: what its names are looked up in.
-        say: told of each program before it is compiled, which may take minutes.
+        registry: that its names are looked up in.
+        say: called before each compile, which may take minutes.
 
     Raises:
         ConfigError: there are no such devices, or they cannot form the mesh.
@@ -60,10 +56,11 @@ def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], No
         lowered[name] = traced.lower()
         seconds = time.monotonic() - began
         times = {EVALUATION: 0, PER_MICROBATCH: config.batch.accum_steps}.get(name, 1)
-        one = ProgramReport(name, times, seconds, hash_of({name: lowered[name]}), product_flops(traced.jaxpr.jaxpr))
+        flops, unknown = products_of(traced.jaxpr.jaxpr)
+        one = ProgramReport(name, times, seconds, hash_of({name: lowered[name]}), flops, list(unknown))
         report.programs.append(one)
         say(f"{name}: lowered in {seconds:.1f} s" + ("" if words.lower_only else ", compiling ..."))
-        if not words.lower_only and (found := _compiled(one, lowered[name], report.compiler_options)) is not None:
+        if not words.lower_only and (found := _compiled(one, lowered[name], words.options)) is not None:
             compiled[name] = found
             resident = report.state_bytes + engine.resident_bytes()
             add_compiled(one, found, mesh=report.mesh, chip=chip_of(report.device_kind), resident=resident)
@@ -83,12 +80,12 @@ def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], No
         rest = max(memory.temporaries - report.owners.gradients, 0)
         report.owners = replace(report.owners, activations=rest)
     if report.fits is False:
-        report.suggestions = suggestions(config, report)
+        report.suggestions = suggestions(program, report)
     return report
 
 
 def _empty_report(program: Program) -> Report:
-    """Returns what is known before anything is lowered."""
+    """Returns the report as far as it is known before anything is lowered."""
     config, kind = program.config, program.mesh.devices.flat[0].device_kind
     chip, words = chip_of(kind), config.aot
     tokens = config.batch.global_size * config.batch.sequence
@@ -100,6 +97,8 @@ def _empty_report(program: Program) -> Report:
         state_bytes=bytes_per_device(nnx.state(program.abstract_state())),
         model_flops=program.flops_per_token * tokens,
         hbm_bytes=words.hbm_gib * GIB if words.hbm_gib else chip and chip.memory_bytes,
+        host_limit_bytes=words.host_gib and words.host_gib * GIB,
+        process_devices=max(Counter(device.process_index for device in program.mesh.devices.flat).values()),
         peak_flops=chip and chip.peak_bf16_flops,
         owners=owners_of(program),
         compiler_options=dict(word.split("=", 1) for word in words.compiler_options),
@@ -113,7 +112,7 @@ def programs_of(program: Program, engine: Engine) -> Iterator[tuple[str, jax.sta
 
 
 def owners_of(program: Program) -> Owners:
-    """Returns the bytes of a device that hold the state and the gradients."""
+    """Returns the bytes of state and gradients on a device."""
     state = program.abstract_state()
     parameters = bytes_per_device(nnx.state(state.model))
     trained = nnx.state(state.model, is_trained)
@@ -122,16 +121,15 @@ def owners_of(program: Program) -> Owners:
     return Owners(parameters, whole - parameters, bytes_per_device(copies), None)
 
 
-def _compiled(one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str, str]) -> jax.stages.Compiled | None:
-    """Returns the compiled program; None where the compiler finds no room for it, which the report then says."""
+def _compiled(
+    one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str, str | bool]
+) -> jax.stages.Compiled | None:
+    """Returns the compiled program, or None if it does not fit into memory; the report then says so."""
     began = time.monotonic()
     try:
         with quiet(), without_compilation_cache():
-            return lowered.compile(compiler_options={name: SWITCH.get(value, value) for name, value in options.items()})
+            return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
-        if options and "INVALID_ARGUMENT" in str(error):
-            given = ",".join(f"{name}={value}" for name, value in options.items())
-            raise ConfigError(f"aot.compiler_options={given}: {str(error).splitlines()[0]}") from error
         if TOO_LARGE not in str(error):
             raise
         one.problem = str(error).splitlines()[0].removeprefix(f"{TOO_LARGE}: ")[:200]
@@ -142,13 +140,17 @@ def _compiled(one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str
         one.compile_s = time.monotonic() - began
 
 
-def suggestions(config: Config, report: Report) -> list[str]:
-    """Returns words that should make a step fit, the cheapest first, by arithmetic on what is known."""
-    room = 0.9 * (report.hbm_bytes or 0.0)  # what is estimated here may be less than what is needed
+def suggestions(program: Program, report: Report) -> list[str]:
+    """Returns keys that should make a step fit, the cheapest first, estimated from the figures of the report."""
+    config = program.config
+    if report.fits_device:  # the host is too small
+        return ["remat.policy=full", f"batch.accum_steps={2 * config.batch.accum_steps}"]
+    room = 0.9 * (report.hbm_bytes or 0.0)  # the estimate may be less than what is needed
     fixed = report.state_bytes + report.owners.gradients
     found = []
     if fixed < room:
-        found += [f"remat.policy={lighter}"] if (lighter := _lighter(config.remat.policy)) else []
+        lighter = lighter_than(config.remat.policy, bytes_by_policy(program))
+        found += [f"remat.policy={lighter}"] if lighter else []
         rows = config.batch.microbatch // math.prod(report.mesh[name] for name in ("data", "fsdp", "expert"))
         needed = (report.peak_bytes or room) - fixed
         pieces = [piece for piece in range(2, rows + 1) if rows % piece == 0]
@@ -157,11 +159,3 @@ def suggestions(config: Config, report: Report) -> list[str]:
     ways = math.ceil(1.25 * fixed * report.mesh["fsdp"] / room) if room else 0
     fsdp = 2 ** math.ceil(math.log2(max(ways, 2 * report.mesh["fsdp"])))
     return [*found, f"mesh.fsdp={fsdp}, on a topology of as many devices"]
-
-
-def _lighter(policy: str) -> str | None:
-    """Returns the policy that keeps less than this one; the lightest where it is not known how much this one keeps."""
-    if policy not in BY_WEIGHT:
-        return BY_WEIGHT[0]
-    place = BY_WEIGHT.index(policy)
-    return BY_WEIGHT[place - 1] if place else None

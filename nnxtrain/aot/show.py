@@ -1,4 +1,4 @@
-"""A report as people read it."""
+"""A report as text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +6,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from nnxtrain.aot.report import ProgramReport, Report
+from nnxtrain.aot.cost import ProgramReport
+from nnxtrain.aot.report import Report
 from nnxtrain.host.text import bytes_text
 
 WIDTH = 120  # of a table, where a terminal's is not known
 
 
 def show(report: Report) -> None:
-    """Prints a report: memory and work by program, exchange between devices, and whether it fits."""
+    """Prints a report: memory and FLOPs by program, communication between devices, and whether it fits."""
     shape = " x ".join(f"{name} {size}" for name, size in report.mesh.items() if size > 1) or "one device"
     print(f"{report.topology}: {report.devices} x {report.device_kind}, mesh {shape}")
     lines = (
@@ -24,7 +25,8 @@ def show(report: Report) -> None:
         ("outputs, not aliased", lambda one: bytes_text(one.memory and one.memory.outputs - one.memory.aliased)),
         ("code", lambda one: bytes_text(one.memory and one.memory.code)),
         ("peak", lambda one: bytes_text(one.memory and one.memory.peak)),
-        ("matrix TFLOP, all devices", lambda one: _number(one.product_flops / 1e12)),
+        ("host memory", lambda one: bytes_text(one.memory and one.memory.host)),
+        ("matrix TFLOP, all devices", _products),
         ("TFLOP by the compiler", lambda one: _number(one.compiler_flops, 1e-12)),
         ("accessed", lambda one: bytes_text(one.bytes_accessed)),
         ("compute / memory / network, ms", _times),
@@ -41,13 +43,15 @@ def show(report: Report) -> None:
     print(f"model    {report.model_flops / 1e12:,.4g} TFLOP a step by formula")
     if report.step_s is not None:
         print(f"a step   at least {_number(report.step_s, 1e3)} ms: MFU at most {_number(report.mfu_ceiling, 100)} %")
+    if names := dict.fromkeys(name for program in report.programs for name in program.unknown_flops):
+        print(f"unknown  FLOPs of the kernels {', '.join(names)}: compute times and the step are lower bounds")
     print(verdict(report))
     for line in report.suggestions:
         print(f"  try    {line}")
 
 
 def show_collectives(program: ProgramReport) -> None:
-    """Prints what devices exchange in one execution of a program."""
+    """Prints the communication between devices in one execution of a program."""
     if not program.collectives:
         return
     rows = [
@@ -64,16 +68,27 @@ def show_collectives(program: ProgramReport) -> None:
 
 
 def verdict(report: Report) -> str:
-    """Returns in one line whether it fits, and by how much."""
+    """Returns in one line whether device and host memory suffice, and by how much."""
     problems = [f"{program.name}: {program.problem}" for program in report.programs if program.problem]
     if problems:
         return f"does not fit: {problems[0]}"
     what = "peak" if report.peak_bytes is not None else "the state alone"
-    needed = bytes_text(report.peak_bytes or report.state_bytes)
+    device = f"{what} {bytes_text(report.peak_bytes or report.state_bytes)}"
     if report.hbm_bytes is None or report.free_bytes is None:
-        return f"{what} {needed}; the memory of {report.device_kind} is not known, aot.hbm_gib names it"
-    left = f"{what} {needed} of {bytes_text(report.hbm_bytes)}"
-    return f"fits: {left}" if report.fits else f"does not fit: {left}, {bytes_text(-report.free_bytes)} too many"
+        device += f"; the memory of {report.device_kind} is not known, set aot.hbm_gib"
+    else:
+        device += f" of {bytes_text(report.hbm_bytes)}"
+        device += f", {bytes_text(-report.free_bytes)} too many" if report.free_bytes < 0 else ""
+    words = [device]
+    if report.host_bytes:
+        host = f"host memory {bytes_text(report.host_bytes)} a process"
+        if report.host_limit_bytes is None:
+            words.append(f"{host}; how much there is is not known, set aot.host_gib")
+        else:
+            over = report.host_bytes - report.host_limit_bytes
+            words.append(f"{host} of {bytes_text(report.host_limit_bytes)}")
+            words[-1] += f", {bytes_text(over)} too many" if over > 0 else ""
+    return {True: "fits: ", False: "does not fit: ", None: ""}[report.fits] + "; ".join(words)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
@@ -94,16 +109,22 @@ def show_cells(cells: Mapping[str, Mapping[str, Any]]) -> None:
             words,
             {True: "yes", False: "no", None: "?"}[cell.get("fits")],
             bytes_text(cell.get("peak_bytes")),
+            bytes_text(cell.get("host_bytes")),
             _number(cell.get("step_s"), 1e3),
             _number(cell.get("mfu_ceiling"), 100),
             _number(cell.get("compile_s")),
         ]
         for words, cell in cells.items()
     ]
-    print_table(["words", "fits", "peak", "step, ms", "MFU at most, %", "compile, s"], rows)
+    print_table(["words", "fits", "peak", "host memory", "step, ms", "MFU at most, %", "compile, s"], rows)
     for words, cell in cells.items():
         if cell.get("problem"):
             print(f"{words}: {cell['problem']}")
+
+
+def _products(program: ProgramReport) -> str:
+    known = _number(program.product_flops / 1e12) if program.product_flops or not program.unknown_flops else ""
+    return " + ".join(filter(None, [known, "unknown" if program.unknown_flops else ""]))
 
 
 def _times(program: ProgramReport) -> str:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,15 @@ NONE_FITS = 3
 def sweep(config: Config, path: str, words: Sequence[str], registry: Registry) -> int:
     """Compiles every cell of the grid of `aot.sweep`, prints the table, names the best; returns the exit code.
 
-    A cell that cannot be compiled is a row that says why. With `aot.report` each cell is written as it is done, and a
+    A cell that cannot be compiled is a row with the reason: an impossible configuration does not fit; whether one fits
+    that failed for another reason is not known. With `aot.report` each cell is written as it is done, and a
     grid that is started again leaves out those that are there.
 
     Args:
-        config: without the words of any cell.
+        config: the configuration without the words of any cell.
         path: of the file that it was loaded from.
-        words: that won over the file.
-        registry: what names are looked up in.
+        words: the overrides of the file.
+        registry: that names are looked up in.
     """
     file = Path(config.aot.report).expanduser() if config.aot.report else None
     base = [word for word in words if not word.startswith(("aot.sweep=", "aot.report="))]
@@ -52,13 +53,17 @@ def sweep(config: Config, path: str, words: Sequence[str], registry: Registry) -
             write_json(file, made_of | {"cells": known})
     found = {cell: known[cell] for cell in sorted(grid, key=lambda cell: _rank(known[cell]))}
     if not any("compile_s" in cell for cell in found.values()):
-        raise ConfigError(f"aot.sweep={config.aot.sweep}: no cell is possible; {known[grid[0]]['problem']}")
+        raise _refusal(str(config.aot.sweep), found.values())
     show_cells(found)
     best, figures = next(iter(found.items()))
     if figures["fits"] is False:
         print("none fits")
         return NONE_FITS
-    print(f"best  {best}" if figures["fits"] else f"least memory  {best}; aot.hbm_gib says what is there")
+    print(
+        f"best  {best}"
+        if figures["fits"]
+        else f"least memory  {best}; set aot.hbm_gib, or aot.host_gib where it offloads"
+    )
     return 0
 
 
@@ -74,8 +79,17 @@ def _cell(path: str, words: list[str], registry: Registry) -> dict[str, Any]:
     try:
         report = compile_ahead(load(path, words, extra=registry.names()), registry, say=lambda line: None)
     except (UserError, RuntimeError, ValueError) as error:
-        return {"fits": False, "problem": " ".join(str(error).split())[:300]}
+        fits = False if isinstance(error, ConfigError) else None
+        return {"fits": fits, "problem": " ".join(str(error).split())[:300]}
     return _figures(report)
+
+
+def _refusal(grid: str, cells: Iterable[dict[str, Any]]) -> UserError:
+    """Returns what to say when no cell was compiled; the key is to blame only if none is a possible configuration."""
+    failed = [cell["problem"] for cell in cells if cell["fits"] is None]
+    if failed:
+        return UserError(f"no cell of the grid was compiled: {failed[0]}")
+    return ConfigError(f"aot.sweep={grid}: no cell is possible; {next(cell['problem'] for cell in cells)}")
 
 
 def _figures(report: Report) -> dict[str, Any]:
@@ -83,6 +97,7 @@ def _figures(report: Report) -> dict[str, Any]:
     return {
         "fits": report.fits,
         "peak_bytes": report.peak_bytes,
+        "host_bytes": report.host_bytes,
         "step_s": report.step_s,
         "mfu_ceiling": report.mfu_ceiling,
         "compile_s": sum(program.lower_s + (program.compile_s or 0) for program in report.programs),
@@ -97,10 +112,10 @@ def _rank(cell: dict[str, Any]) -> tuple[bool, float, float]:
 
 
 def _read(file: Path, made_of: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the cells that a report holds.
+    """Returns the cells of a report.
 
     Raises:
-        ConfigError: the file holds something else, or cells of another configuration or other versions.
+        ConfigError: the file is no grid, or one of another configuration or other versions.
     """
     if not file.exists():
         return {}

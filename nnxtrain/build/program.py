@@ -25,7 +25,7 @@ from nnxtrain.config.mesh import MeshConfig
 from nnxtrain.config.schema import Config
 from nnxtrain.data.batches import BatchShape
 from nnxtrain.engine.base import Engine, hash_of
-from nnxtrain.engine.executable import COMPILED_FROM, Executables, load_executables
+from nnxtrain.engine.executable import COMPILED_FROM, Executables, check_options, load_executables
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.environment import environment
 from nnxtrain.models.flops import flops_per_token, matmul_parameters
@@ -134,6 +134,11 @@ class Program:
         """Updates that may be under way at a time."""
         return self.config.engine.max_inflight
 
+    @property
+    def compiler_options(self) -> dict[str, str | bool]:
+        """Options of the compiler, by name."""
+        return self.config.aot.options
+
     def abstract_sums(self, microbatch: Batch) -> Sums:
         """Returns shapes, types and shardings of the sums of an abstract microbatch."""
         graph, state = nnx.split(self.abstract_state())
@@ -204,6 +209,8 @@ def make_program(
         raise ConfigError(f"{key}: {problem}")
     layout, platform = MeshLayout(mesh, config.mesh.rules), mesh.devices.flat[0].platform
     tokenizer = make_tokenizer(config, registry)
+    if options := config.aot.options:
+        check_options(options, mesh.devices.flat, key="aot.compiler_options")
     schedule = make_schedule(
         config.schedule, peak=config.optimizer.learning_rate, steps=config.steps, table=registry.schedules
     )

@@ -23,11 +23,20 @@ class AotConfig:
     report: str | None = key(None, "JSON file for the report")
     lower_only: bool = key(False, "stop before the compiler; bytes of the state and FLOPs are known by then")
     hbm_gib: float | None = key(None, "memory of a device, GiB; null = that of the chip", span="[0.001, inf)")
-    compiler_options: tuple[str, ...] = key((), "NAME=VALUE options of the compiler, as jax's compiler_options")
+    host_gib: float | None = key(None, "host memory for offloaded activations, GiB a process", span="[0.001, inf)")
+    compiler_options: tuple[str, ...] = key(
+        (), "NAME=VALUE options of the compiler, for aot and training; jax's compiler_options"
+    )
     dump_hlo: str | None = key(None, "folder for the lowered and the optimised programs and their jaxprs")
     sweep: str | None = key(None, "grid of KEY=VALUE,VALUE words to compile, one table at the end")
     save: str | None = key(None, "file for the compiled programs of a step, for aot.load")
     load: str | None = key(None, "file that aot.save wrote: training takes its programs and compiles none of the step")
+
+    @property
+    def options(self) -> dict[str, str | bool]:
+        """The options of the compiler by name, as jax takes them."""
+        pairs = (word.split("=", 1) for word in self.compiler_options)
+        return {name: value == "true" if value in ("true", "false") else value for name, value in pairs}
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields `(key, what is wrong and what would be right)`."""
@@ -48,7 +57,7 @@ class AotConfig:
 
 
 def _is_topology(name: str) -> bool:
-    """Tells whether a name is that of devices; whether such a slice exists is for the compiler to say."""
+    """Returns whether a name is of the form of a topology; the compiler knows whether such a slice exists."""
     family, _, shape = name.partition(":")
     if family == "cpu":
         return shape.isdecimal() and 0 < int(shape) <= 512

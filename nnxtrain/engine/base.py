@@ -1,4 +1,4 @@
-"""What every engine has: a state as flat arrays, programs that are traced and then compiled, bound functions."""
+"""The base of all engines: a state as flat arrays, programs that are traced and then compiled, bound functions."""
 
 import hashlib
 import time
@@ -17,7 +17,7 @@ from nnxtrain.types import Batch, Collect, EvalStep, Metrics, Sums, TrainStep, U
 
 
 class Work(Protocol):
-    """What an engine does for a step, and on what."""
+    """The functions and shapes that an engine compiles a step from."""
 
     @property
     def make_state(self) -> Callable[[], TrainStateNNX]:
@@ -41,7 +41,7 @@ class Work(Protocol):
 
     @property
     def eval_step(self) -> EvalStep:
-        """Measures a batch."""
+        """Returns the loss of a batch, summed, and its targets."""
         ...
 
     @property
@@ -49,8 +49,13 @@ class Work(Protocol):
         """Updates that may be under way at a time."""
         ...
 
+    @property
+    def compiler_options(self) -> Mapping[str, str | bool]:
+        """Options of the compiler, by name."""
+        ...
+
     def sum_replicas(self, sums: Any) -> Any:
-        """Adds up what the copies of the model have: leaves `[c ...]` become `[...]`."""
+        """Adds up the sums of all copies of the model: leaves `[c ...]` become `[...]`."""
         ...
 
     def abstract_state(self) -> TrainStateNNX:
@@ -82,7 +87,7 @@ class Engine(ABC):
     """
 
     def __init__(self, work: Work):
-        """Takes the work of a step; `compile` makes programs of it, and `initialise` or `load` give a state."""
+        """Stores the work of a step; `compile` then compiles it, and `initialise` or `load` sets the state."""
         self._work = work
         self._graph, abstract = nnx.split(work.abstract_state())
         self._shapes, self._tree = jax.tree.flatten(abstract)
@@ -107,47 +112,49 @@ class Engine(ABC):
         """Compiles the programs of a step for batches like `batch`."""
         began = time.monotonic()
         lowered = {name: traced.lower() for name, traced in self.trace(batch)}
-        self.use({name: each.compile() for name, each in lowered.items()}, batch, hlo_hash=hash_of(lowered))
+        options = dict(self._work.compiler_options)
+        compiled = {name: each.compile(compiler_options=options) for name, each in lowered.items()}
+        self.use(compiled, batch, hlo_hash=hash_of(lowered))
         self.compile_s = time.monotonic() - began
 
     def prepare(self, batch: Batch) -> None:  # noqa: B027
-        """Learns what batches will be like: shapes, types and shardings, leaves `[m b ...]`."""
+        """Records the shapes, types and shardings of batches, leaves `[m b ...]`."""
 
     def use(self, compiled: Mapping[str, jax.stages.Compiled], batch: Batch, *, hlo_hash: str) -> None:
-        """Takes programs that were compiled for batches like `batch`."""
+        """Uses programs that were compiled for batches like `batch`."""
         self.prepare(batch)
         self._compiled = compiled
         self.programs += compiled
         self.hlo_hash = hlo_hash
 
     def memory(self) -> dict[str, Any]:
-        """Returns by program what the compiler says of the bytes that it needs: jax's `CompiledMemoryStats`."""
+        """Returns the memory that each program needs, as the compiler reports it: jax's `CompiledMemoryStats`."""
         return {name: program.memory_analysis() for name, program in self._compiled.items()}
 
     def resident_bytes(self) -> int:
-        """Returns the bytes that a device holds between steps, beside the state."""
+        """Returns the bytes that stay on a device between steps, beside the state."""
         return 0
 
     def initialise(self) -> None:
-        """Draws the initial state, on the devices where it belongs."""
+        """Draws the initial state, sharded over its devices."""
         self._leaves = self._initial()
 
     def load(self, state: TrainStateNNX) -> None:
-        """Takes a state that was restored; an array that lies elsewhere is brought to where it belongs."""
+        """Sets the state to one that was restored; arrays that are placed differently are resharded."""
         self._leaves = jax.device_put(flat(state), self._shardings)
 
     def drop(self) -> None:
-        """Frees the state; `load` gives the engine another one."""
+        """Frees the state; `load` sets another one."""
         self._leaves = []
 
     def state(self) -> TrainStateNNX:
-        """Returns the state of the moment as modules; its arrays are gone with the next step."""
+        """Returns the current state as modules; the next step donates its arrays."""
         return self._merge(self._leaves)
 
     def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function(state, *args)` compiled, with the state of the moment as its first argument.
+        """Returns `function(state, *args)` compiled, with the current state as its first argument.
 
-        The state is only read: what `function` does to it is lost.
+        The state is only read: changes that `function` makes to it are discarded.
         """
         compiled = self._jit(function)
         self.programs.append(function.__name__)
@@ -166,7 +173,8 @@ class Engine(ABC):
             return function(self._merge(leaves), *args)
 
         of_leaves.__name__ = function.__name__
-        return jax.jit(of_leaves, out_shardings=self._whole_everywhere)
+        options = dict(self._work.compiler_options)
+        return jax.jit(of_leaves, out_shardings=self._whole_everywhere, compiler_options=options)
 
     def _merge(self, leaves: list[jax.Array]) -> TrainStateNNX:
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))

@@ -1,1 +1,1 @@
-"""Public figures of chips, and devices that need not be here."""
+"""Published figures of chips, and devices to compile for."""

@@ -1,4 +1,4 @@
-"""Public figures of accelerators, of one chip each.
+"""Published figures of accelerators, for one chip each.
 
 Sources: Google Cloud TPU system architecture pages; NVIDIA A100 (SXM, 80 GB), H100 (SXM), H200 and B200 data sheets.
 """
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """What one chip can do at most, as its maker says.
+    """Peak figures of one chip, as its maker publishes them.
 
     Attributes:
         peak_bf16_flops: bfloat16 matrix FLOP/s, dense.

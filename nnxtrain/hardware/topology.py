@@ -1,4 +1,4 @@
-"""Devices that need not be here: those of a TPU slice, or as many CPU devices as one asks for."""
+"""Devices to compile for, whether this machine has them or not: those of a TPU slice, or CPU devices."""
 
 import contextlib
 import os
@@ -9,14 +9,15 @@ import jax
 from jax.experimental import topologies
 
 from nnxtrain.config.aot import SLICES
-from nnxtrain.errors import ConfigError
+from nnxtrain.errors import ConfigError, UserError
 
 
 def devices_of(topology: str) -> list[jax.Device]:
-    """Returns the devices of `aot.topology`, to compile for; TPUs need libtpu, which need not find any.
+    """Returns the devices of `aot.topology`, to compile for; TPUs need libtpu, but no TPU.
 
     Raises:
         ConfigError: there is no such slice, or this process has fewer CPU devices.
+        UserError: libtpu fails for a reason of its own.
     """
     family, _, shape = topology.partition(":")
     if family == "cpu":
@@ -27,15 +28,23 @@ def devices_of(topology: str) -> list[jax.Device]:
     try:
         with quiet():
             return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
-    except (RuntimeError, ValueError) as error:
-        slices = ", ".join(f"{family}:{shape}" for shape in SLICES[family])
-        what = f"{str(error).splitlines()[0]}; slices of {family} are {slices}"
-        raise ConfigError(f"aot.topology={topology}: {what}") from error
+    except jax.errors.JaxRuntimeError as error:
+        raise refusal(topology, error) from error
+
+
+def refusal(topology: str, error: Exception) -> UserError:
+    """Returns what to say when libtpu cannot describe a topology; only an invalid argument is the fault of the key."""
+    reason = str(error).splitlines()[0]
+    if not reason.startswith("INVALID_ARGUMENT"):
+        return UserError(f"libtpu cannot describe {topology}: {reason}")
+    family = topology.partition(":")[0]
+    slices = ", ".join(f"{family}:{shape}" for shape in SLICES[family])
+    return ConfigError(f"aot.topology={topology}: {reason}; slices of {family} are {slices}")
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what native libraries write to the standard error: libtpu tells at length that it finds no TPU."""
+    """Silences what native libraries write to stderr: libtpu says at length that it finds no TPU."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,1 +1,1 @@
-"""Which steps are traced, and what a trace says."""
+"""Traces of chosen steps, and figures from traces."""

@@ -1,4 +1,4 @@
-"""`python -m nnxtrain.profiling show DIR | merge DIR | compare DIR DIR`: what traces say, without a browser."""
+"""`python -m nnxtrain.profiling show DIR | merge DIR | compare DIR DIR`: figures from traces, without a browser."""
 
 import argparse
 import json
@@ -26,16 +26,18 @@ DIR is a run, a window, the folder of one process, or any folder that traces (*.
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = make_parser(
-        "profiling", "Says what traces say: time per step, annotations, parts of the model, operations.", epilog=EPILOG
+        "profiling",
+        "Prints figures from traces: time per step, annotations, parts of the model, operations.",
+        epilog=EPILOG,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|merge|compare")
-    show = commands.add_parser("show", help="the figures of every trace at DIR")
+    show = commands.add_parser("show", help="the figures of every trace in DIR")
     show.add_argument("places", nargs=1, metavar="DIR")
     compare = commands.add_parser("compare", help="what got slower from the first DIR to the second, in ms a step")
     compare.add_argument("places", nargs=2, metavar="DIR")
     for command in (show, compare):
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
-        command.add_argument("--html", metavar="FILE", help="write a page that needs no other file, too")
+        command.add_argument("--html", metavar="FILE", help="also write a self-contained page")
         command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the long tables (default 10)")
     merging = commands.add_parser("merge", help="copy the traces of a window's processes into one session")
     merging.add_argument("places", nargs=1, metavar="DIR")
@@ -52,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _merge(place: Path) -> int:
-    from nnxtrain.profiling.merge import merge
+    from nnxtrain.profiling.merge import cut_timelines, merge
 
     for folder in merge(place):
         print(f"{folder}  (xprof --logdir {folder})")
+    for line in cut_timelines(place):
+        print(line)
     return 0
 
 

@@ -1,15 +1,17 @@
-"""The traces of all processes of a window in one session, which a viewer shows side by side."""
+"""The traces of all processes of a window as one session, for viewers to show side by side."""
 
 import gzip
 import json
 import re
 import shutil
+import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from nnxtrain.errors import ConfigError, DataError
+from nnxtrain.profiling.timeline import TIMELINES, cut_text, read_timeline
 from nnxtrain.profiling.trace import trace_files
 
 PROCESS = re.compile(r"(stage_\d+\.)?process_\d+")
@@ -26,7 +28,7 @@ def merge(place: Path) -> list[Path]:
         place: a window, or a folder of windows, such as a run.
 
     Raises:
-        ConfigError: there is no trace, or one that lies in no window.
+        ConfigError: there is no trace, or one is in no window.
         DataError: a timeline is damaged; what was merged before stays.
     """
     windows: dict[Path, list[Path]] = defaultdict(list)
@@ -48,14 +50,23 @@ def merge(place: Path) -> list[Path]:
     return [window / "merged" for window in windows]
 
 
+def cut_timelines(place: Path) -> Iterator[str]:
+    """Yields a line for each timeline at `place` whose end jax dropped; it ends early in `merged/` too."""
+    for file in trace_files(place.resolve()):
+        for path in file.parent.glob(TIMELINES):
+            if (timeline := read_timeline(path)).is_cut:
+                yield f"{path} {cut_text(timeline)}"
+
+
 def _timeline(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """Returns the events of all timelines that jax wrote beside `files`, under names that tell their process."""
+    """Returns the events of all timelines that jax wrote beside `files`, with the process in their names."""
     events: list[dict[str, Any]] = []
     for number, file in enumerate(files):
-        for timeline in file.parent.glob("*.trace.json.gz"):
+        for timeline in file.parent.glob(TIMELINES):
+            raw = timeline.read_bytes()
             try:
-                found = json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]
-            except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+                found = json.loads(gzip.decompress(raw))["traceEvents"]
+            except (gzip.BadGzipFile, zlib.error, EOFError, ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{timeline} is no timeline: {error}") from error
             for event in found:
                 if "pid" not in event:

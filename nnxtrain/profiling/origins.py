@@ -44,7 +44,7 @@ def origins(xspace: bytes) -> dict[str, dict[str, Origin]]:
 
 
 def origin_of(path: str) -> Origin:
-    """Returns the origin that the path of an instruction tells, such as `jit(step)/transpose(jvp(loss))/mul`."""
+    """Returns the origin from the path of an instruction, such as `jit(step)/transpose(jvp(loss))/mul`."""
     path = path.partition(";")[0]  # of several that were fused, the first
     names = []
     for piece in path.split("/")[:-1]:  # the last is the primitive

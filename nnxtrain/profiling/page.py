@@ -1,4 +1,4 @@
-"""Tables for people: as text, and as a page that needs no other file."""
+"""Tables as text, and as a self-contained page."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ class Share(float):
 
 
 class Table(NamedTuple):
-    """A table with a title; numbers are shown with the digits that matter."""
+    """A table with a title and rows of text or numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
 
 def digest_tables(digest: Digest, *, top: int = 10) -> list[Table]:
-    """Returns what `show` says of one trace, with the `top` largest operations."""
+    """Returns the tables of one trace, with the `top` largest operations."""
     steps = Table(
         "Steps", ("step", "ms", "data wait ms"), [(one.step, one.ms, one.data_wait_ms) for one in digest.steps]
     )
@@ -68,7 +68,7 @@ def text_of(tables: Iterable[Table]) -> str:
 
 
 def html_of(title: str, sections: Iterable[tuple[str, Iterable[Table]]]) -> str:
-    """Returns a page; each section has a heading of its own and tables."""
+    """Returns a page; each section has a heading and tables."""
     parts = []
     for heading, tables in sections:
         parts.append(f"<h1>{html.escape(heading)}</h1>")
@@ -78,7 +78,7 @@ def html_of(title: str, sections: Iterable[tuple[str, Iterable[Table]]]) -> str:
 
 
 def name_of(file: Path) -> str:
-    """Returns what a trace is called: its window and process, or the file where it lies in no window."""
+    """Returns the name of a trace: its window and process, or the file name outside a window."""
     window_and_process = file.parts[-6:-4]
     return "/".join(window_and_process) if file.parts[-4:-2] == ("plugins", "profile") else file.name
 

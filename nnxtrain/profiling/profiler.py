@@ -1,4 +1,4 @@
-"""Opens and closes the traces of a run, between its steps; whatever goes wrong here, the run goes on without them."""
+"""Starts and stops the traces of a run between its steps; if a trace fails, the run continues without traces."""
 
 import contextlib
 import threading
@@ -11,12 +11,12 @@ from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling.session import OnTrace, Place, Session, Want, first_line
 from nnxtrain.profiling.windows import Phase, make_profile_schedule
 
-ON_DEMAND = "PROFILE_NOW"  # a file of this name in the run directory asks for a window now
+ON_DEMAND = "PROFILE_NOW"  # a file of this name in the run directory requests a window
 SLOW_S = 30.0  # between two lines that say that a trace is still being written
 
 
 class Profiler:
-    """Follows the steps of one process and traces those that the schedule, or a file, asks for."""
+    """Traces the steps of one process that the schedule, or a file, requests."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class Profiler:
         """Does nothing yet.
 
         Args:
-            config: what is traced.
-            place: where to; its folder lies in the run directory.
-            drain: waits until the devices have nothing left to do; a kernel that runs on is not in the trace.
-            say: tells people.
-            alive: shows the watchdog that slow writing is no hang.
-            on_trace_ready: gets each trace after it was written; what it raises is said and ends nothing.
+            config: which steps are traced, and how.
+            place: where traces are written, inside the run directory.
+            drain: waits until the devices are idle; a kernel that still runs is not in the trace.
+            say: prints a line.
+            alive: tells the watchdog that slow writing is no hang.
+            on_trace_ready: called with each trace after it was written; what it raises is printed and ends nothing.
         """
         self._config = config
         self._place = place
@@ -76,7 +76,7 @@ class Profiler:
                 self._end()
 
     def turns(self) -> bool:
-        """Counts a step; tells whether a trace ends or begins before the next one."""
+        """Counts a step; returns whether a trace ends or begins before the next one."""
         self._done += 1
         self._taken += 1
         self._look()
@@ -110,7 +110,7 @@ class Profiler:
         return Want(phase != Phase.WARMUP, cycle=self._schedule.cycle(self._taken))
 
     def _look(self) -> None:
-        """Takes up a request for a window, which comes as a file."""
+        """Reads a request for a window, which is a file."""
         if self._place.process > 0 or self._is_off or not self._request.exists():
             return
         try:
@@ -123,7 +123,7 @@ class Profiler:
             self._until = self._taken + self._config.active
 
     def _end(self, *, attempted: int = 0) -> None:
-        """Ends the trace, if one is being taken, and keeps what is worth it; `attempted` counts a step that failed."""
+        """Ends the trace, if there is one, and keeps it if it is of a window; `attempted` counts a step that failed."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -146,7 +146,7 @@ class Profiler:
                 self._say(f"profile  on_trace_ready failed: {first_line(error)}")
 
     def _keep_memory(self) -> None:
-        """Writes what lies in device memory now that it ran out."""
+        """Writes a profile of device memory after it ran out."""
         if self._config.memory == "never":
             return
         path = self._place.folder / f"out_of_memory_{self._done:08}" / self._place.name / "memory.pprof.gz"
@@ -163,7 +163,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[None]:
-        """Lets tools ask this process for a trace from outside, if there is a port for them."""
+        """Runs the server that tools request traces from, if there is a port for it."""
         port = self._config.server_port
         try:
             if port:
@@ -179,7 +179,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def _patience(self) -> Iterator[None]:
-        """Tells people, and the watchdog, that slow writing goes on."""
+        """Reports that slow writing goes on, to the console and the watchdog."""
         ended = threading.Event()
         began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""One trace in the making: where it grows, what is written beside it, and the name that it gets when it is whole."""
+"""One trace while it is taken: where it is written, what is written beside it, and its name once it is complete."""
 
 import contextlib
 import functools
@@ -16,6 +16,7 @@ from jax.profiler import ProfileData, ProfileOptions
 
 from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling.page import digest_tables, text_of
+from nnxtrain.profiling.timeline import TIMELINES, cut_text, read_timeline
 from nnxtrain.profiling.trace import digest_of, trace_files
 from nnxtrain.profiling.windows import make_profile_schedule
 
@@ -23,7 +24,7 @@ LARGEST_BYTES = 32 * 2**20  # of a trace that is summed up inside the run; `show
 
 
 class Place(NamedTuple):
-    """Where a process writes its traces, and what it is: its number, and the stages of the pipeline that it owns."""
+    """Where a process writes its traces, its number, and the pipeline stages that it owns."""
 
     folder: Path
     process: int = 0
@@ -64,7 +65,7 @@ class TraceInfo:
         return ProfileData.from_file(str(trace_files(self.dir)[0]))
 
 
-# gets each trace after it was written
+# called with each trace after it was written
 OnTrace = Callable[[TraceInfo], None] | None
 
 
@@ -77,11 +78,11 @@ class Want(NamedTuple):
 
 
 class Session:
-    """A trace that is being taken.
+    """A trace while it is taken.
 
     Attributes:
-        want: what it was started for.
-        step: steps that the run has behind it at the start.
+        want: the window or warm-up that it is for.
+        step: steps done before it starts.
     """
 
     def __init__(self, config: ProfileConfig, place: Place, *, want: Want, step: int):
@@ -111,9 +112,12 @@ class Session:
         if self._config.memory == "each_window":
             jax.profiler.save_device_memory_profile(part / "memory.pprof.gz")
         self._sum_up(say)
+        timeline = self._timeline(say)
         if place.process == 0:
             manifest = part / "manifest.json"
-            manifest.write_text(json.dumps(self._manifest(info), indent=2) + "\n", encoding="utf-8")
+            manifest.write_text(
+                json.dumps(self._manifest(info) | {"timeline": timeline}, indent=2) + "\n", encoding="utf-8"
+            )
             manifest.replace(part.with_name(manifest.name))
         part.replace(final)
         say(f"profile  steps {self.step} to {last}{' (partial)' if partial else ''}: {final.parent}")
@@ -160,8 +164,20 @@ class Session:
         except Exception as error:
             say(f"profile  the trace cannot be summed up: {first_line(error)}")
 
+    def _timeline(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """Returns what is in the timeline for viewers; None if there is none, or it cannot be read."""
+        try:
+            (file,) = self._part.rglob(TIMELINES)
+            timeline = read_timeline(file)
+        except Exception as error:
+            say(f"profile  the timeline for viewers cannot be read: {first_line(error)}")
+            return None
+        if timeline.is_cut:
+            say(f"profile  {file.name} {cut_text(timeline)}")
+        return timeline._asdict() | {"file": file.name}
+
     def _manifest(self, info: TraceInfo) -> dict[str, Any]:
-        """Returns what a trace that was copied elsewhere still says of its run."""
+        """Returns what identifies a trace that was copied elsewhere."""
         schedule = make_profile_schedule(self._config) if info.cycle is not None else None
         environment = self._place.folder.parent / "env.json"
         return {
@@ -176,7 +192,7 @@ class Session:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error says, in one line."""
+    """Returns the first line of an error."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 

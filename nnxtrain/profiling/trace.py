@@ -1,4 +1,4 @@
-"""What a trace says, in numbers: steps, annotations, parts of the model, operations. Needs jax and no device."""
+"""Figures from a trace: steps, annotations, parts of the model, operations. Needs jax and no device."""
 
 import re
 import statistics
@@ -19,7 +19,7 @@ ANNOTATIONS = re.compile(
     r"train|data_wait|metrics_wait|log|eval|checkpoint|baseline_cycle|engine_cycle|engine_update"
     r"|fwd_bwd_microstep_\d+|stage_\d+_(fwd|bwd)_\d+"
 )
-CONTAINERS = re.compile(r"(while|conditional|call)(\.\d+)?")  # what runs inside has events of its own
+CONTAINERS = re.compile(r"(while|conditional|call)(\.\d+)?")  # the operations inside have their own events
 NOWHERE = Origin("", "")
 
 
@@ -151,7 +151,7 @@ def _read(data: ProfileData) -> tuple[list[_Event], list[_Event]]:
 
 
 def _steps(named: list[_Event]) -> Iterator[Step]:
-    """Yields the steps whose end the trace holds.
+    """Yields the steps whose end is in the trace.
 
     A step is prepared in its `train`, and its `metrics_wait`, inside the `train` of the next one, ends as it ends.
     """

@@ -11,7 +11,7 @@ from nnxtrain.errors import ConfigError
 
 
 class Phase(StrEnum):
-    """What becomes of the trace of a step."""
+    """Whether and how a step is traced."""
 
     IDLE = "idle"
     WARMUP = "warmup"
@@ -39,7 +39,7 @@ class ProfileSchedule:
         wait: idle steps at the start of each cycle.
         warmup: traced steps that are thrown away; the first use of a tracer is slow.
         active: traced steps that are kept.
-        repeat: cycles; 0 goes on to the end.
+        repeat: cycles; 0 repeats to the end.
         first_wait: whether the first cycle waits too.
 
     Raises:
@@ -73,7 +73,7 @@ class ProfileSchedule:
         return cycle if i >= self.skip_first and not 0 < self.repeat <= cycle else None
 
     def phase(self, i: int) -> Phase:
-        """Returns what becomes of the trace of step `i`."""
+        """Returns the phase of step `i`."""
         if self.cycle(i) is None:
             return Phase.IDLE
         place = (i - self._origin) % self.period
@@ -112,7 +112,7 @@ def say_windows(config: ProfileConfig, *, start: int, total: int) -> str | None:
 
     Args:
         config: what was asked for.
-        start: steps that are behind the process when it starts; a step is named by the steps done before it.
+        start: steps done before the process starts; a step is numbered by the steps done before it.
         total: steps that the whole run takes.
 
     Raises:

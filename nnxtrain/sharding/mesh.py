@@ -10,7 +10,13 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from nnxtrain.config.mesh import AXES, MeshConfig
-from nnxtrain.errors import ConfigError
+from nnxtrain.errors import ConfigError, UserError
+
+# what jax's backends say where there is no device of their kind
+ABSENT = (
+    *("not in the list of known backends", "Unknown backend", "No TPU", "no supported devices"),
+    *("No visible", "NO_DEVICE", "NOT_FOUND"),
+)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
@@ -32,13 +38,27 @@ def here(platform: str) -> list[jax.Device]:
     """Returns the devices of the backend that jax found.
 
     Raises:
-        ConfigError: it found none; `platform` is `debug.platform`.
+        ConfigError: this machine has none of the kind that `platform`, or `JAX_PLATFORMS` where that is auto, names.
+        UserError: it has, but the backend does not start.
     """
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # jax asserts that a GPU plugin is there
-        reason = str(error).splitlines()[0] if str(error) else "no such device is here"
-        raise ConfigError(f"debug.platform={platform}: {reason}") from error
+    except (RuntimeError, AssertionError) as error:  # jax asserts that there is a GPU
+        raise no_devices(platform, str(error)) from error
+
+
+def no_devices(platform: str, text: str) -> UserError:
+    """Returns what to say when jax finds no devices; `platform` is to blame only if there are none of that kind.
+
+    Args:
+        platform: `debug.platform`.
+        text: what jax says; it says nothing where it was asked for a GPU and there is none.
+    """
+    reason = text.splitlines()[0] if text else "no such device is here"
+    if text and not any(word in text for word in ABSENT):
+        return UserError(f"the devices cannot be used: {reason}")
+    key = f"JAX_PLATFORMS={jax.config.values['jax_platforms']}" if platform == "auto" else f"debug.platform={platform}"
+    return ConfigError(f"{key}: {reason}")
 
 
 def _whole(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> dict[str, int]:

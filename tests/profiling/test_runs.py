@@ -209,7 +209,7 @@ def test_a_signal_while_a_window_is_open(tmp_path):
 
 def test_three_steps_of_the_smallest_run_stay_small(tmp_path):
     """Less than 5 MB for `configs/tiny.yml`, in a process of its own: a trace holds all programs of its process."""
-    words = ("steps=6", "profile.enabled=true", "generate.tokens=1", "eval.max_batches=1")
+    words = ("steps=6", "profile.enabled=true", "generate.tokens=1", "eval.max_batches=1", "checkpoint.enabled=false")
     ended = run_module("train", str(TINY), f"output_dir={tmp_path}", *words)
     assert ended.returncode == 0, ended.stderr
     files = [path for path in (tmp_path / "tiny" / "profile").rglob("*") if path.is_file()]

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from nnxtrain.config.load import load
 from nnxtrain.config.mesh import AXES
 from nnxtrain.errors import ConfigError
-from nnxtrain.sharding.mesh import make_mesh
+from nnxtrain.sharding.mesh import make_mesh, no_devices
 from tests.support import TINY
 
 
@@ -99,3 +99,31 @@ def test_no_process_is_left_without_devices():
     """It would leave the run, and the others would wait for it."""
     with pytest.raises(ConfigError, match=r"mesh\.data=4 leaves process 1 without work"):
         mesh_of("mesh.data=4", devices=sorted(devices_of(1, 2), key=lambda device: device.process_index))
+
+
+@pytest.mark.parametrize(
+    ("platform", "text", "said"),
+    [
+        ("gpu", "", "debug.platform=gpu: no such device is here"),
+        ("gpu", "Backend 'cuda' is not in the list of known backends: ['cpu']", "debug.platform=gpu: Backend"),
+        ("tpu", "NOT_FOUND: TPU initialization failed: No jellyfish device found.\nmore", "debug.platform=tpu: NOT"),
+        ("auto", "Backend 'x' is not in the list of known backends: ['cpu']", "JAX_PLATFORMS=cpu: Backend"),
+    ],
+)
+def test_devices_that_are_not_here_are_the_fault_of_who_asked_for_them(platform, text, said):
+    """The key, or the variable of the environment where the key leaves the choice to jax."""
+    error = no_devices(platform, text)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(said)
+    assert "more" not in str(error)
+
+
+@pytest.mark.parametrize("platform", ["auto", "tpu"])
+@pytest.mark.parametrize(
+    "text", ["ABORTED: The TPU is already in use by process 7", "INTERNAL: no driver", "CUDA_ERROR"]
+)
+def test_devices_that_do_not_start_are_not_the_fault_of_a_key(platform, text):
+    """Another process that has the TPU is no wrong configuration."""
+    error = no_devices(platform, text)
+    assert not isinstance(error, ConfigError)
+    assert str(error) == f"the devices cannot be used: {text}"

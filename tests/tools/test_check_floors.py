@@ -17,7 +17,7 @@ def test_the_package_keeps_to_its_floors():
     ("room", "source", "found"),
     [
         ("nn", "from nnxtrain.models.decoder import Decoder", True),
-        ("nn", "import nnxtrain.loop", True),
+        ("nn", "import nnxtrain.loops", True),
         ("nn", "from nnxtrain import build", True),
         ("nn", "from nnxtrain.data.packing import PackedRows", True),
         ("nn", "def f():\n    from nnxtrain.types import Batch", True),
