@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import make_parser, parse, run, traced
 from nnxtrain.config.generate import GenerateConfig
-from nnxtrain.config.load import list_keys, load
+from nnxtrain.config.load import load
+from nnxtrain.config.record import list_keys
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.platform import choose_platform

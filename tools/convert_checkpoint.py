@@ -12,7 +12,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from nnxtrain.cli.command import parse, run  # noqa: E402
-from nnxtrain.config.load import load, to_yaml  # noqa: E402
+from nnxtrain.config.load import load  # noqa: E402
+from nnxtrain.config.record import to_yaml  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.host.files import write_whole  # noqa: E402
 from tools.words import split_words  # noqa: E402
@@ -45,7 +46,7 @@ def convert(run: Path, output: Path, *, layout: str, step: int) -> int:
     """Writes the checkpoint of `step`, or the newest for -1, in another layout; returns its step."""
     from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.checkpoint.store import CheckpointStore
-    from nnxtrain.config.load import as_mapping
+    from nnxtrain.config.record import as_mapping
 
     place = [f"output_dir={output.resolve().parent}", f"run_name={output.name}"]
     config = load(run / "config.yml", [f"model.scan_layers={LAYOUTS[layout]}", *place])

@@ -11,7 +11,8 @@ from nnxtrain.aot.programs import compile_ahead
 from nnxtrain.aot.report import Report
 from nnxtrain.aot.show import show_cells
 from nnxtrain.build.registry import Registry
-from nnxtrain.config.load import as_mapping, load
+from nnxtrain.config.load import load
+from nnxtrain.config.record import as_mapping
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError, UserError
 from nnxtrain.host.environment import environment

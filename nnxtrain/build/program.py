@@ -18,9 +18,9 @@ from nnxtrain.build.registry import BUILT_IN, Registry
 from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import RestoreSpec
 from nnxtrain.config.debug import DebugConfig
-from nnxtrain.config.load import as_mapping
 from nnxtrain.config.lookup import lookup
 from nnxtrain.config.mesh import MeshConfig
+from nnxtrain.config.record import as_mapping
 from nnxtrain.config.schema import Config
 from nnxtrain.data.batches import Cut
 from nnxtrain.data.sources import make_tokenizer

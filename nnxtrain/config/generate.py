@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nnxtrain.config.key import key
+from nnxtrain.config.reads import when
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,5 +13,10 @@ class GenerateConfig:
     prompt: str = key("def ", "text that the model continues")
     tokens: int = key(200, "tokens written after the prompt", span="[0, 1000000]")
     temperature: float = key(0.8, "logits are divided by this; 0 = always the likeliest token", span="[0, 1e6]")
-    top_k: int | None = key(None, "draw from this many of the likeliest tokens; null = all", span="[1, inf)")
-    seed: int = key(0, "seed of the draws", span="[0, inf)")
+    top_k: int | None = key(
+        None,
+        "draw from this many of the likeliest tokens; null = all",
+        span="[1, inf)",
+        read=when("generate.temperature"),
+    )
+    seed: int = key(0, "seed of the draws", span="[0, inf)", read=when("generate.temperature"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnxtrain.cli.command import make_parser, run
+from nnxtrain.cli.command import make_parser, refuse_empty, run
 from nnxtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     merging = commands.add_parser("merge", help="copy the traces of a window's processes into one session")
     merging.add_argument("places", nargs=1, metavar="DIR")
     arguments = parser.parse_args(argv)
+    refuse_empty(arguments)
     places = [Path(place).expanduser() for place in arguments.places]
     if missing := [str(place) for place in places if not place.exists()]:
         raise ConfigError(f"{' and '.join(missing)}: there is no such file or folder")

@@ -10,7 +10,8 @@ import pytest
 from nnxtrain import errors
 from nnxtrain.cli import command
 from nnxtrain.cli.command import guarded
-from nnxtrain.config.load import LEAVES, load
+from nnxtrain.config.checks import LEAVES
+from nnxtrain.config.load import load
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, run_module
 

@@ -5,8 +5,8 @@ import typing
 
 import pytest
 
+from nnxtrain.config.checks import LEAVES, value_at
 from nnxtrain.config.coerce import coerce, name_of
-from nnxtrain.config.load import LEAVES, value_at
 from nnxtrain.config.words import Word
 
 SOURCES = ("yaml", "command line")

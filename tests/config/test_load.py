@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from nnxtrain.config.load import LEAVES, SECTIONS, as_mapping, differences, list_keys, load, to_yaml, value_at
+from nnxtrain.config.checks import LEAVES, SECTIONS, value_at
+from nnxtrain.config.load import load
+from nnxtrain.config.record import as_mapping, differences, list_keys, to_yaml
 from tests.support import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yml"))

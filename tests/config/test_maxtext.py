@@ -2,7 +2,7 @@
 
 import pytest
 
-from nnxtrain.config.load import LEAVES
+from nnxtrain.config.checks import LEAVES
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 
 PROMISED = {

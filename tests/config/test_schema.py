@@ -7,9 +7,10 @@ import typing
 import pytest
 
 from nnxtrain.build.registry import ENGINES
+from nnxtrain.config.checks import LEAVES, SECTIONS, value_at
 from nnxtrain.config.data import TOKENIZER_SIZES
 from nnxtrain.config.key import problem_of, show
-from nnxtrain.config.load import LEAVES, SECTIONS, load, value_at
+from nnxtrain.config.load import load
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.data.sources import DATASETS, TOKENIZERS
 from nnxtrain.models.decoder import MODELS
