@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.cli.command import make_parser, parse, run, traced
+from nnxtrain.cli.command import make_parser, note, parse, run, traced
 from nnxtrain.config.load import load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
         place / "config.yml" if place.is_dir() else place,
         arguments.overrides,
         extra=registry.names() if registry else None,
+        say=note,
     )
     folder = place if place.is_dir() else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.cli.command import make_parser, parse, run, traced
+from nnxtrain.cli.command import make_parser, note, parse, run, traced
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import load
 from nnxtrain.config.record import list_keys
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
         raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
-    config = load(folder / "config.yml", words, extra=registry.names() if registry else None)
+    config = load(folder / "config.yml", words, extra=registry.names() if registry else None, say=note)
     choose_platform(config)
     with traced(config):
         print(write_text(folder, config, registry))

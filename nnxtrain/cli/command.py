@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nnxtrain.config.checks import LEAVES, value_at
+from nnxtrain.config.checks import LEAVES, seldom_meant, value_at
 from nnxtrain.config.echo import echo, visible
 from nnxtrain.config.load import load
 from nnxtrain.config.reads import show
@@ -89,15 +89,18 @@ def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[s
         raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
     if "=" in arguments.config and not Path(arguments.config).exists():
         raise ConfigError(f"the first word must be a configuration file, not '{echo(arguments.config)}'; see --help")
-    config = load(arguments.config, arguments.overrides, extra=extra, say=_note)
+    config = load(arguments.config, arguments.overrides, extra=extra, say=note)
     for path in sorted(config.given):
         rule, value = LEAVES[path].declared.metadata["read"], value_at(config, path)
         if rule is not None and rule.command not in ("", command) and value != LEAVES[path].default:
-            _note(f"{path}={show(value)} has no effect here: it is read by python -m nnxtrain.{rule.command}")
+            note(f"{path}={show(value)} has no effect here: it is read by python -m nnxtrain.{rule.command}")
+    for line in seldom_meant(config):
+        note(line)
     return config
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Tells what is allowed, and perhaps not what was meant."""
     print(f"note: {visible(line)}", file=sys.stderr)
 
 

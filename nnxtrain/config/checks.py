@@ -87,3 +87,12 @@ def _unsound(section: S, names: Collection[str]) -> S:
     copy: S = object.__new__(kind)
     vars(copy).update(vars(section))
     return copy
+
+
+def seldom_meant(config: Config) -> Iterator[str]:
+    """Yields lines about what is allowed, but hardly what somebody wants."""
+    warmup = config.schedule.warmup(config.steps)
+    if 0 < config.steps <= warmup:
+        key = "warmup_steps" if config.schedule.warmup_fraction is None else "warmup_fraction"
+        rule = f"the warm-up of {warmup} updates is no shorter than the run, steps={config.steps}"
+        yield f"schedule.{key}: {rule}: the peak, optimizer.learning_rate={config.optimizer.learning_rate}, is not met"

@@ -39,7 +39,7 @@ class DistributedConfig:
         return self._process(), self._meeting(), self._coordinator()
 
     def _process(self) -> Iterator[Problem]:
-        if self.process >= self.processes and not self.detect:
+        if self.coordinator is not None and self.process >= self.processes and not self.detect:
             yield "distributed.process", f"{self.process} must be below distributed.processes={self.processes}"
 
     def _meeting(self) -> Iterator[Problem]:

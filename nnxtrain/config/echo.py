@@ -1,6 +1,7 @@
 """Foreign text in messages: what a file, a folder or a command line holds, made safe for a terminal and a log."""
 
 LONGEST = 80  # characters of foreign text that a message repeats
+LONGEST_LINE = 1000  # characters of a line of a message
 
 
 def echo(text: object, *, longest: int = LONGEST) -> str:
@@ -11,8 +12,11 @@ def echo(text: object, *, longest: int = LONGEST) -> str:
 
 
 def visible(message: object) -> str:
-    """Returns a message for people as it is, but for control characters, which are escaped; its lines stay lines."""
-    return "\n".join("".join(map(_visible, line)) for line in str(message).split("\n"))
+    """Returns a message for people, its lines still lines; each is escaped and, where it is endless, cut as by `echo`.
+
+    The last resort for messages that repeat foreign text as it came.
+    """
+    return "\n".join(echo(line, longest=LONGEST_LINE) for line in str(message).split("\n"))
 
 
 def has_surrogates(text: str) -> bool:

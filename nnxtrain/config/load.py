@@ -47,8 +47,8 @@ def load(
         file: path of a YAML file.
         overrides: words `section.key=value`; a later one wins.
         extra: dotted key → names that it admits beside its choices (entries that come from outside the package).
-        say: gets a line for each key of the file that has no effect under `overrides` alone, which then is left out
-            instead of refused, and for what is allowed but seldom meant.
+        say: gets a line for each key of the file that `overrides` alone rob of its effect, which then is left out
+            instead of refused.
 
     Raises:
         ConfigError: lists every problem with its place, the value and what would be right.
@@ -63,22 +63,21 @@ def load(
     sound = without(config, draft.broken)
     together = dict.fromkeys(problems_together(sound))
     found = [f"{_place(key, what, draft.places) or echo(path)}: {key}: {what}" for key, what in together]
-    notes: dict[str, str] = {}
     blamed = {key for key, _ in together} | draft.broken
-    for key, what in _unread(draft, sound):
-        of_line = any(word.path == key for word in line_words)
-        if key in blamed:
-            continue
-        if say is None or of_line or dict(_unread(alone, without(alone.config(), alone.broken))).get(key):
-            found.append(f"{draft.places[key]}: {key}: {what}")
-        else:
-            notes[key] = f"{draft.places[key]}: {key}: {what}"
+    idle = {key: f"{draft.places[key]}: {key}: {what}" for key, what in _unread(draft, sound) if key not in blamed}
+    left_out: set[str] = set()
+    if say is not None:
+        at_fault = {word.path for word in line_words} | dict(
+            _unread(alone, without(alone.config(), alone.broken))
+        ).keys()
+        left_out = idle.keys() - at_fault
+    found += [line for key, line in idle.items() if key not in left_out]
     if problems := [*file_problems, *line_problems, *draft.problems, *found]:
         raise ConfigError(_report(problems))
     if say is not None:
-        for line in [*notes.values(), *_seldom_meant(config)]:
-            say(line)
-    return derived(draft.without(notes).config(run_name=path.stem))
+        for key in sorted(left_out):
+            say(idle[key])
+    return derived(draft.without(left_out).config(run_name=path.stem))
 
 
 @dataclass
@@ -214,14 +213,6 @@ def _unread(draft: _Draft, sound: Config) -> Iterator[tuple[str, str]]:
             unset = value_at(derived(draft.without((path,)).config()), path)
             if what := unread(sound, path, unset=unset):
                 yield path, what
-
-
-def _seldom_meant(config: Config) -> Iterator[str]:
-    warmup = config.schedule.warmup(config.steps)
-    if 0 < config.steps <= warmup:
-        key = "warmup_steps" if config.schedule.warmup_fraction is None else "warmup_fraction"
-        rule = f"the warm-up of {warmup} updates is no shorter than the run, steps={config.steps}"
-        yield f"schedule.{key}: {rule}: the peak, optimizer.learning_rate={config.optimizer.learning_rate}, is not met"
 
 
 def _merge(given: Mapping[str, Any]) -> ConfigDict:

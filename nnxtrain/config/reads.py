@@ -30,9 +30,11 @@ class Clause:
         return found != self.is_not
 
     def words(self, value: Any) -> str:
-        """Returns the clause as people read it; `value` is what the key has, which does not do."""
+        """Returns the clause as people read it; `value` is what the key has."""
+        if not self.values and value:
+            return f"{self.path} is set"
         if not self.values or self.is_not:
-            return f"{self.path} is not {show(value)}"
+            return f"{self.path} is not {show(self.values[0] if self.values else value)}"
         joined = " or ".join(filter(None, [", ".join(map(show, self.values[:-1])), show(self.values[-1])]))
         return f"{self.path} has {joined}" if isinstance(value, tuple) else f"{self.path}={joined}"
 
