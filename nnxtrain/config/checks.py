@@ -41,18 +41,17 @@ def _checks_of(section: Any) -> tuple[Iterator[Problem], ...]:
     return ()
 
 
-def unread(config: Config, path: str, *, unset: Any) -> str | None:
-    """Returns why the value of the key `path` has no effect in `config`, or None where it has one.
+def unread(config: Config, path: str) -> str | None:
+    """Returns why no value of the key `path` has an effect in `config`, or None where it has one.
 
     A name that comes from outside the package may read anything.
 
     Args:
         config: of the run, `without` the keys of which nothing can be said.
         path: of the key.
-        unset: what the key would be if nobody gave it, which has no other effect.
     """
-    rule, value = LEAVES[path].declared.metadata["read"], value_at(config, path)
-    if rule is None or value in (LEAVES[path].default, unset):
+    rule = LEAVES[path].declared.metadata["read"]
+    if rule is None:
         return None
 
     def holds(clause: Clause) -> bool:
@@ -62,7 +61,8 @@ def unread(config: Config, path: str, *, unset: Any) -> str | None:
 
     with contextlib.suppress(_UnsoundError):
         if not rule.holds(holds):
-            return f"{show(value)} has no effect: it is read where {rule.words(lambda other: value_at(config, other))}"
+            value = show(value_at(config, path))
+            return f"{value} has no effect: it is read where {rule.words(lambda other: value_at(config, other))}"
     return None
 
 

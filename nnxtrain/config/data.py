@@ -43,7 +43,9 @@ class DataConfig:
         False, "leave out the last, incomplete batch; false pads it with empty rows", read=when("data.epochs") & TEXT
     )
     prefetch: int = key(2, "batches prepared ahead of the step", span="[1, 1024]")
-    cache_dir: str | None = key(None, "folder of tokenised corpora; null = the user's cache directory", read=TEXT)
+    cache_dir: str | None = key(
+        None, "folder of tokenised corpora; null = the user's cache directory", read=TEXT.mildly()
+    )
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
         """Returns the checks of this section; each yields what is wrong and what would be right."""

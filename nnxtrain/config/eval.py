@@ -20,4 +20,4 @@ class EvalConfig:
     global_size: int = key(
         0, "sequences per forward pass, all devices; 0 = those of a microbatch", span="[0, 16777216]"
     )
-    max_batches: int | None = key(None, "batches read of each set; null = all", span="[1, inf)", read=HELD_OUT)
+    max_batches: int | None = key(None, "batches read of each set; null = all", span="[1, inf)", read=HELD_OUT.mildly())

@@ -48,7 +48,7 @@ def load(
         overrides: words `section.key=value`; a later one wins.
         extra: dotted key → names that it admits beside its choices (entries that come from outside the package).
         say: gets a line for each key of the file that `overrides` alone rob of its effect, which then is left out
-            instead of refused.
+            instead of refused; and for each key that is mild, and always left out.
 
     Raises:
         ConfigError: lists every problem with its place, the value and what would be right.
@@ -57,7 +57,6 @@ def load(
     file_words, file_problems = words_of_file(path)
     line_words, line_problems = words_of_command_line(overrides)
     file_words = _without_filled_in(file_words, extra or {})
-    alone = _Draft.of(file_words, extra or {})
     draft = _Draft.of([*file_words, *line_words], extra or {})
     config = draft.config(run_name=path.stem)
     sound = without(config, draft.broken)
@@ -65,12 +64,11 @@ def load(
     found = [f"{_place(key, what, draft.places) or echo(path)}: {key}: {what}" for key, what in together]
     blamed = {key for key, _ in together} | draft.broken
     idle = {key: f"{draft.places[key]}: {key}: {what}" for key, what in _unread(draft, sound) if key not in blamed}
-    left_out: set[str] = set()
-    if say is not None:
-        at_fault = {word.path for word in line_words} | dict(
-            _unread(alone, without(alone.config(), alone.broken))
-        ).keys()
-        left_out = idle.keys() - at_fault
+    left_out = {key for key in idle if LEAVES[key].declared.metadata["read"].is_mild}
+    if idle and say is not None:
+        alone = _Draft.of(file_words, extra or {})
+        of_file = dict(_unread(alone, without(alone.config(), alone.broken)))
+        left_out |= idle.keys() - of_file.keys() - {word.path for word in line_words}
     found += [line for key, line in idle.items() if key not in left_out]
     if problems := [*file_problems, *line_problems, *draft.problems, *found]:
         raise ConfigError(_report(problems))
@@ -208,10 +206,11 @@ def derived(config: Config) -> Config:
 
 def _unread(draft: _Draft, sound: Config) -> Iterator[tuple[str, str]]:
     """Yields each key that somebody gave and nothing reads, and why; `sound` is the draft's configuration."""
-    for path in draft.given:
-        if LEAVES[path].declared.metadata["read"] is not None and path not in draft.broken:
+    for path, value in draft.given.items():
+        leaf = LEAVES[path]
+        if leaf.declared.metadata["read"] is not None and path not in draft.broken and value != leaf.default:
             unset = value_at(derived(draft.without((path,)).config()), path)
-            if what := unread(sound, path, unset=unset):
+            if value != unset and (what := unread(sound, path)):
                 yield path, what
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nnxtrain.config.echo import echo
@@ -46,10 +46,12 @@ class Condition:
     Attributes:
         ways: the alternatives.
         command: the one that reads the key; empty for all.
+        is_mild: a key that nothing reads changes nothing of a run: it is said, and never refused.
     """
 
     ways: tuple[tuple[Clause, ...], ...]
     command: str = ""
+    is_mild: bool = False
 
     def __and__(self, other: "Condition") -> "Condition":
         """Returns the condition that both hold."""
@@ -59,6 +61,10 @@ class Condition:
     def __or__(self, other: "Condition") -> "Condition":
         """Returns the condition that one of both holds."""
         return Condition(self.ways + other.ways)
+
+    def mildly(self) -> "Condition":
+        """Returns the condition of a key that is only said to have no effect."""
+        return replace(self, is_mild=True)
 
     def holds(self, test: Callable[[Clause], bool]) -> bool:
         """Tells whether the condition holds; `test` tells it of a clause."""

@@ -14,7 +14,8 @@ OTHER: dict[str, str | None] = {
     "batch.accumulator": "scan", "data.source": "synthetic", "loss.chunks": "4", "mesh.data": "2",
     "checkpoint.resume": "never", "eval.global_size": "8", "mesh.slices": "2", "mesh.rules": "mlp=none",
     "distributed.coordinator": "host:1234", "distributed.process": "1", "optimizer.groups": "embedding/* freeze",
-    "remat.policy": "full", "remat.tags": "mlp_hidden=save,queries=offload", "profile.processes": "first",
+    "remat.policy": "full",
+    "remat.tags": "mlp_hidden=save,queries=offload", "profile.processes": "first",
     "profile.python_tracer_level": "1", "profile.advanced": "level=1", "aot.topology": "cpu:8",
     "aot.compiler_options": "xla_flag=1", "aot.sweep": "remat.policy=none,full", "data.tokenizer": None,
 }  # fmt: skip
