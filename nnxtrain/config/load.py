@@ -99,10 +99,11 @@ class _Draft:
         """Returns the draft of `words`, of which a later one wins; `extra` is that of `load`."""
         draft = _Draft()
         for word in words:
-            problem = draft.take(word, extra)
-            if problem:
+            if problem := draft.take(word, extra):
                 draft.problems.append(f"{word.place}: {problem}")
-            draft.places[word.path] = word.place
+                draft.places.setdefault(word.path, word.place)
+            else:
+                draft.places[word.path] = word.place
         merged = _merge(draft.given)
         for path, leaf in LEAVES.items():
             if what := problem_of(leaf.declared, _value_in(merged, path)):

@@ -61,6 +61,8 @@ def recorded(file: Path) -> dict[str, Any]:
         words, _ = words_of_file(file)
     except ConfigError:
         return {}
+    if not words:
+        return {}
     found = {path: leaf.default for path, leaf in LEAVES.items()}
     for word in words:
         if word.path in LEAVES:

@@ -49,7 +49,9 @@ def test_an_exponent_without_a_dot_is_a_number(loaded, path, source):
     assert value == 3e-4
 
 
-@pytest.mark.parametrize("text", ["fast", "nan", "inf", "-inf", "1e999", "1e-4x", "0x10", "1,5", "'1e'", "[1]", "१", ""])
+@pytest.mark.parametrize(
+    "text", ["fast", "nan", "inf", "-inf", "1e999", "1e-4x", "0x10", "1,5", "'1e'", "[1]", "१", ""]
+)
 def test_what_is_no_number_is_refused_with_key_and_value(refused, text):
     """Text in a float key would surface in the optimizer, and nan would train nothing (B01)."""
     for source in SOURCES:
@@ -137,7 +139,7 @@ def test_a_list_is_emptied(text):
 @pytest.mark.parametrize("text", ["[a, [b]]", "[a, {b: c}]"])
 def test_a_list_holds_plain_values(refused, text):
     """A list in a list would become the text of a Python object."""
-    assert f"run.yml:1: data.path: a list holds plain values" in refused(f"data: {{path: {text}}}")
+    assert "run.yml:1: data.path: a list holds plain values" in refused(f"data: {{path: {text}}}")
 
 
 @pytest.mark.parametrize("text", ["[a, null]", "[a, ~]", "[a, NULL, b]", "\n  - a\n  -\n"])

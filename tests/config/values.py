@@ -8,7 +8,8 @@ from nnxtrain.config.reads import Clause, Condition, show
 
 # of the rest any value will do
 OTHER: dict[str, str | None] = {
-    "run_name": "other", "model.name": None, "model.preset": "llama2-7b", "model.embed": "96", "model.heads": "2", "model.kv_heads": "2",
+    "run_name": "other", "model.name": None, "model.preset": "llama2-7b", "model.embed": "96", "model.heads": "2",
+    "model.kv_heads": "2",
     "model.head_dim": "32", "model.vocab": "400", "model.rope_high": "8", "model.pattern": "global,global",
     "model.rope_low": "2", "batch.global_size": "24", "batch.accum_steps": "2", "batch.sequence": "64",
     "batch.accumulator": "scan", "data.source": "synthetic", "loss.chunks": "4", "mesh.data": "2",
