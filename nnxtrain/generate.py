@@ -1,5 +1,6 @@
 """`python -m nnxtrain.generate RUN_DIR [key=val ...]`: text from the newest weights of a run."""
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import make_parser, note, parse, run, traced
+from nnxtrain.config.echo import echo
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import load
 from nnxtrain.config.record import list_keys
@@ -36,8 +38,8 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     )
     arguments = parse(argv, parser)
     folder = Path(arguments.run)
-    if not (folder / "config.yml").is_file():
-        raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
+    if not os.path.isfile(folder / "config.yml"):  # of Path, a name too long is an error
+        raise ConfigError(f"{echo(folder)} is no run directory: it holds no config.yml")
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
     config = load(folder / "config.yml", words, extra=registry.names() if registry else None, say=note)

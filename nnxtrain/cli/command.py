@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -65,7 +64,8 @@ def refuse_empty(arguments: argparse.Namespace) -> None:
     """
     for name, value in vars(arguments).items():
         if value == "" or (isinstance(value, list) and "" in value and name not in PAIRS):
-            raise ConfigError(f"{NAMES.get(name, f'--{name}')} '': an empty word names nothing; see --help")
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{NAMES.get(name, flag)} '': an empty word names nothing; see --help")
 
 
 def answer_about_keys(arguments: argparse.Namespace) -> bool:
@@ -87,7 +87,7 @@ def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[s
     """
     if arguments.config is None:
         raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
-    if "=" in arguments.config and not Path(arguments.config).exists():
+    if "=" in arguments.config and not os.path.exists(arguments.config):  # of Path, a name too long is an error
         raise ConfigError(f"the first word must be a configuration file, not '{echo(arguments.config)}'; see --help")
     config = load(arguments.config, arguments.overrides, extra=extra, say=note)
     for path in sorted(config.given):

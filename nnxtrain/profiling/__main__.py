@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnxtrain.cli.command import make_parser, refuse_empty, run
+from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     refuse_empty(arguments)
     places = [Path(place).expanduser() for place in arguments.places]
-    if missing := [str(place) for place in places if not place.exists()]:
+    if missing := [echo(place) for place in places if not os.path.exists(place)]:
         raise ConfigError(f"{' and '.join(missing)}: there is no such file or folder")
     if arguments.command == "merge":
         return _merge(*places)

@@ -15,19 +15,19 @@ HARMLESS = {  # what is accepted, and why it does no harm
 }
 
 
-@pytest.mark.parametrize("path", NUMBERS)
-def test_a_number_far_out_of_range_is_refused_by_its_own_key(refused, loaded, path):
+def test_a_number_far_out_of_range_is_refused_by_its_own_key(refused, loaded):
     """`optimizer.weight_decay=1e300` ended as a loss that is not finite, and blamed the learning rate."""
-    for text in FAR:
-        word = f"{path}={text}"
-        if (path, text) in HARMLESS:
-            assert loaded("", word)
-            continue
-        message = refused("", word)
-        assert message.startswith(f"command line '{word}': {path}: ")
-        assert "\n" not in message
-        value = float(text)
-        assert any(part in message for part in (text, f"{value}", f"{int(value)}" if abs(value) < 1e20 else text))
+    for path in NUMBERS:
+        for text in FAR:
+            word = f"{path}={text}"
+            if (path, text) in HARMLESS:
+                assert loaded("", word)
+                continue
+            message = refused("", word)
+            assert message.startswith(f"command line '{word}': {path}: ")
+            assert "\n" not in message
+            value = float(text)
+            assert text in message or str(value) in message
 
 
 def test_every_number_has_a_span_that_float32_holds():
