@@ -73,7 +73,8 @@ def cells_of(words: str) -> Iterator[tuple[str, ...]]:
 def _cell(path: str, words: list[str], registry: Registry) -> dict[str, Any]:
     """Returns the figures of one cell."""
     try:
-        report = compile_ahead(load(path, words, extra=registry.names()), registry, say=lambda line: None)
+        config = load(path, words, extra=registry.names(), say=lambda line: None)  # a cell may rob the file's keys
+        report = compile_ahead(config, registry, say=lambda line: None)
     except (UserError, RuntimeError, ValueError) as error:
         return {"fits": False, "problem": " ".join(str(error).split())[:300]}
     return _figures(report)

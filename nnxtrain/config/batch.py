@@ -18,7 +18,7 @@ class BatchConfig:
         "auto",
         "how microbatches are summed; auto = one_pass for a single one, else scan",
         choices=("auto", "one_pass", "scan"),
-        read=when("engine.name", "single"),
+        read=when("engine.name", "single").mildly(),
     )
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
