@@ -1,12 +1,13 @@
 """`python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]`: the loss of a run on its held-out sets."""
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.cli.command import make_parser, parse, run, traced
+from nnxtrain.cli.command import make_parser, note, parse, run, traced
 from nnxtrain.config.load import load
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
@@ -31,13 +32,14 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     )
     parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win")
     arguments = parse(argv, parser)
-    place = Path(arguments.run)
+    place, is_run = Path(arguments.run), os.path.isdir(arguments.run)  # of Path, a name too long is an error
     config = load(
-        place / "config.yml" if place.is_dir() else place,
+        place / "config.yml" if is_run else place,
         arguments.overrides,
         extra=registry.names() if registry else None,
+        say=note,
     )
-    folder = place if place.is_dir() else Path(config.output_dir).expanduser() / str(config.run_name)
+    folder = place if is_run else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)
     with traced(config):
         return evaluate_run(config, folder, registry)

@@ -1,14 +1,17 @@
 """`python -m nnxtrain.generate RUN_DIR [key=val ...]`: text from the newest weights of a run."""
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.cli.command import make_parser, parse, run, traced
+from nnxtrain.cli.command import make_parser, note, parse, run, traced
+from nnxtrain.config.echo import echo
 from nnxtrain.config.generate import GenerateConfig
-from nnxtrain.config.load import list_keys, load
+from nnxtrain.config.load import load
+from nnxtrain.config.record import list_keys
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.platform import choose_platform
@@ -35,11 +38,11 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     )
     arguments = parse(argv, parser)
     folder = Path(arguments.run)
-    if not (folder / "config.yml").is_file():
-        raise ConfigError(f"{folder} is no run directory: it holds no config.yml")
+    if not os.path.isfile(folder / "config.yml"):  # of Path, a name too long is an error
+        raise ConfigError(f"{echo(folder)} is no run directory: it holds no config.yml")
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
-    config = load(folder / "config.yml", words, extra=registry.names() if registry else None)
+    config = load(folder / "config.yml", words, extra=registry.names() if registry else None, say=note)
     choose_platform(config)
     with traced(config):
         print(write_text(folder, config, registry))

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import IO
 
 from nnxtrain.cli.command import guarded
+from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError, LostProcessError
 
 EPILOG = """\
@@ -142,9 +143,11 @@ def _settings(words: Sequence[str]) -> dict[str, int]:
     for word in words:
         name, _, value = word.partition("=")
         if name not in DEFAULTS:
-            raise ConfigError(f"{word!r}: {name} is not one of {', '.join(DEFAULTS)}; words for the run come after --")
-        if not value.isdecimal() or (name == "processes" and int(value) < 1):
-            raise ConfigError(f"{word!r}: {name} is a number" + (", at least 1" if name == "processes" else ""))
+            rest = "words for the run come after --"
+            raise ConfigError(f"'{echo(word)}': {echo(name)} is not one of {', '.join(DEFAULTS)}; {rest}")
+        is_number = value.isascii() and value.isdecimal() and len(value) < 10
+        if not is_number or (name == "processes" and int(value) < 1):
+            raise ConfigError(f"'{echo(word)}': {name} is a number" + (", at least 1" if name == "processes" else ""))
         settings[name] = int(value)
     return settings
 

@@ -1,11 +1,12 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import (
+    EVERY_KEY,
     answer_about_keys,
     leave_on_signals,
     load_config,
@@ -15,7 +16,7 @@ from nnxtrain.cli.command import (
     run,
     traced,
 )
-from nnxtrain.config.load import as_mapping, differences, load
+from nnxtrain.config.record import as_mapping, differences, recorded
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.platform import choose_platform
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
         "config", nargs="?", metavar="CONFIG.yml", help="configuration; lists what differs from defaults"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win over the file")
-    parser.add_argument("--list-keys", nargs="?", const="", metavar="PREFIX", help="every key: type, default, meaning")
+    parser.add_argument(
+        "--list-keys", nargs="?", const=EVERY_KEY, metavar="PREFIX", help="every key: type, default, meaning"
+    )
     parser.add_argument("--print-config", action="store_true", help="the resolved configuration, as YAML")
     parser.add_argument("--dry-run", action="store_true", help=DRY_RUN)
     parser.add_argument("--show-schedule", action="store_true", help="plot the learning rate of every update, and stop")
@@ -67,13 +70,13 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     if answer_about_keys(arguments):
         return 0
     extra = registry.names() if registry else None
-    config = load_config(arguments, extra=extra)
+    config = load_config(arguments, command="train", extra=extra)
     if arguments.print_config:
         print_config(config)
         return 0
     folder = Path(config.output_dir).expanduser() / str(config.run_name)
     asks = arguments.dry_run or arguments.show_schedule
-    if not asks and _is_finished(config, folder, extra=extra):
+    if not asks and _is_finished(config, folder):
         return 0
     choose_platform(config)
     leave_on_signals()
@@ -94,7 +97,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
         return execute(config, folder, registry=parts, began=began)
 
 
-def _is_finished(config: Config, folder: Path, *, extra: Mapping[str, Collection[str]] | None) -> bool:
+def _is_finished(config: Config, folder: Path) -> bool:
     """Says so if there is nothing left to do in `folder`.
 
     That is so when its run is done and no more steps are asked for, or when its data ended and nothing has changed.
@@ -107,7 +110,8 @@ def _is_finished(config: Config, folder: Path, *, extra: Mapping[str, Collection
     summary = read_summary(folder)
     if summary is None or summary["status"] != "done" or config.checkpoint.resume.isdecimal():
         return False
-    changes = differences(as_mapping(load(folder / "config.yml", extra=extra)), as_mapping(config))
+    before = recorded(folder / "config.yml")  # as it is: it may be of another version
+    changes = differences(before, as_mapping(config)) if before else []
     if summary["step"] < config.steps and changes:
         return False
     print(f"{folder} is finished: step {summary['step']}, final loss {summary['final_loss']}. Nothing was done.")

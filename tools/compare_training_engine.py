@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from nnxtrain.cli.command import parse, run  # noqa: E402
+from nnxtrain.config.echo import echo  # noqa: E402
 from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.host.platform import choose_platform  # noqa: E402
@@ -104,15 +105,15 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
 def check_words(own: dict[str, Any]) -> None:
     """Refuses values that the tool's own words cannot have."""
     if own["suite"] not in SUITES:
-        raise ConfigError(f"suite={own['suite']} is not one of {', '.join(SUITES)}")
+        raise ConfigError(f"suite={echo(own['suite'])} is not one of {', '.join(SUITES)}")
     if unknown := set(own["types"].split(",")) - {"float32", "bfloat16"}:
-        raise ConfigError(f"types={own['types']}: {min(unknown)!r} is not one of float32, bfloat16")
+        raise ConfigError(f"types={echo(own['types'])}: '{echo(min(unknown))}' is not one of float32, bfloat16")
     if own["profile"] not in ("true", "false"):
-        raise ConfigError(f"profile={own['profile']} must be true or false")
+        raise ConfigError(f"profile={echo(own['profile'])} must be true or false")
     if own["m_steps"] < 1 or own["n_iterations"] < 1:
         raise ConfigError(f"m_steps={own['m_steps']} n_iterations={own['n_iterations']}: each must be at least 1")
     if own["profile_dir"] and Path(own["profile_dir"]).is_file():
-        raise ConfigError(f"profile_dir={own['profile_dir']} is a file; a folder is wanted")
+        raise ConfigError(f"profile_dir={echo(own['profile_dir'])} is a file; a folder is wanted")
     if own["profile"] == "true" and own["suite"] not in ("all", "benchmark"):
         raise ConfigError(f"profile=true traces the cycles of suite=benchmark, and suite={own['suite']} has none")
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from nnxtrain.cli.command import parse, run  # noqa: E402
-from nnxtrain.config.load import load, to_yaml  # noqa: E402
+from nnxtrain.cli.command import note, parse, run  # noqa: E402
+from nnxtrain.config.echo import echo  # noqa: E402
+from nnxtrain.config.load import load  # noqa: E402
+from nnxtrain.config.record import to_yaml  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402
 from nnxtrain.host.files import write_whole  # noqa: E402
 from tools.words import split_words  # noqa: E402
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv, parser)
     own, rest = split_words(arguments.words, {"layout": "", "step": -1})
     if rest or own["layout"] not in LAYOUTS:
-        raise ConfigError(f"expected layout=scanned or layout=unrolled, got {rest or own['layout']!r}")
+        raise ConfigError(f"expected layout=scanned or layout=unrolled, got '{echo(' '.join(rest) or own['layout'])}'")
     if not (arguments.run / "config.yml").is_file():
         raise ConfigError(f"{arguments.run} is no run directory: it holds no config.yml")
     if arguments.output.exists():
@@ -45,10 +47,10 @@ def convert(run: Path, output: Path, *, layout: str, step: int) -> int:
     """Writes the checkpoint of `step`, or the newest for -1, in another layout; returns its step."""
     from nnxtrain.build.program import make_program, on_one_device
     from nnxtrain.checkpoint.store import CheckpointStore
-    from nnxtrain.config.load import as_mapping
+    from nnxtrain.config.record import as_mapping
 
     place = [f"output_dir={output.resolve().parent}", f"run_name={output.name}"]
-    config = load(run / "config.yml", [f"model.scan_layers={LAYOUTS[layout]}", *place])
+    config = load(run / "config.yml", [f"model.scan_layers={LAYOUTS[layout]}", *place], say=note)
     program = make_program(on_one_device(config))
     state = program.abstract_state()
     with closing(CheckpointStore(run / "checkpoints", config.checkpoint)) as source:

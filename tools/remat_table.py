@@ -20,7 +20,8 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from nnxtrain.cli.command import parse, run  # noqa: E402
-from nnxtrain.config.load import LEAVES, load  # noqa: E402
+from nnxtrain.config.checks import LEAVES  # noqa: E402
+from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.config.remat import RematConfig  # noqa: E402
 from nnxtrain.config.schema import Config  # noqa: E402
 from nnxtrain.errors import ConfigError  # noqa: E402

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError
 
 
@@ -26,5 +27,5 @@ def split_words(words: Iterable[str], own: Mapping[str, Any]) -> tuple[dict[str,
         try:
             values[name] = type(own[name])(text)
         except ValueError as error:
-            raise ConfigError(f"{word}: expected {type(own[name]).__name__}, got {text!r}") from error
+            raise ConfigError(f"{echo(word)}: expected {type(own[name]).__name__}, got '{echo(text)}'") from error
     return values, rest

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):
         return 0
-    config = load_config(arguments, extra=registry.names() if registry else None)
+    config = load_config(arguments, command="aot", extra=registry.names() if registry else None)
     prepare(config)
     leave_on_signals()
     with traced(config):

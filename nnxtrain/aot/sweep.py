@@ -11,7 +11,8 @@ from nnxtrain.aot.programs import compile_ahead
 from nnxtrain.aot.report import Report
 from nnxtrain.aot.show import show_cells
 from nnxtrain.build.registry import Registry
-from nnxtrain.config.load import as_mapping, load
+from nnxtrain.config.load import load
+from nnxtrain.config.record import as_mapping
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError, UserError
 from nnxtrain.host.environment import environment
@@ -77,7 +78,8 @@ def cells_of(words: str) -> Iterator[tuple[str, ...]]:
 def _cell(path: str, words: list[str], registry: Registry) -> dict[str, Any]:
     """Returns the figures of one cell."""
     try:
-        report = compile_ahead(load(path, words, extra=registry.names()), registry, say=lambda line: None)
+        config = load(path, words, extra=registry.names(), say=lambda line: None)  # a cell may rob the file's keys
+        report = compile_ahead(config, registry, say=lambda line: None)
     except (UserError, RuntimeError, ValueError) as error:
         fits = False if isinstance(error, ConfigError) else None
         return {"fits": fits, "problem": " ".join(str(error).split())[:300]}

@@ -19,9 +19,9 @@ from nnxtrain.build.step import StepFunctions, make_step_functions
 from nnxtrain.build.tokenizer import make_tokenizer
 from nnxtrain.checkpoint.arrays import read_arrays, write_arrays
 from nnxtrain.checkpoint.saver import RestoreSpec
-from nnxtrain.config.load import as_mapping
 from nnxtrain.config.lookup import lookup
 from nnxtrain.config.mesh import MeshConfig
+from nnxtrain.config.record import as_mapping
 from nnxtrain.config.schema import Config
 from nnxtrain.data.batches import BatchShape
 from nnxtrain.engine.base import Engine, hash_of

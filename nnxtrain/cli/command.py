@@ -10,18 +10,26 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nnxtrain.config.load import list_keys, load, to_yaml
+from nnxtrain.config.checks import LEAVES, seldom_meant, value_at
+from nnxtrain.config.echo import echo, visible
+from nnxtrain.config.load import load
+from nnxtrain.config.reads import show
+from nnxtrain.config.record import list_keys, to_yaml
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
+
+EVERY_KEY = "*"  # the prefix of --list-keys alone
+LONGEST_MESSAGE = 400  # characters that a message about words, or a file's name in it, may have
+PAIRS = ("overrides", "words")  # arguments of key=val words, which have refusals of their own
+NAMES = {"config": "CONFIG.yml", "run": "RUN_DIR", "places": "DIR"}  # of arguments that are no flags
 
 
 def make_parser(name: str, description: str, *, epilog: str) -> argparse.ArgumentParser:
     """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its lines."""
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"python -m nnxtrain.{name}",
         description=description,
         epilog=epilog,
@@ -30,34 +38,70 @@ def make_parser(name: str, description: str, *, epilog: str) -> argparse.Argumen
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses words in one line, foreign text escaped and cut."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and what is wrong; exits with 2."""
+        super().error(echo(message, longest=LONGEST_MESSAGE))
+
+
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parses words and flags in any order; a flag that does not exist is refused with the way to write a key."""
     arguments, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
-        parser.error(f"unknown flag {unknown[0]}; keys are written without dashes, such as {name}=VALUE")
+        parser.error(f"unknown flag {echo(unknown[0])}; keys are written without dashes, such as {echo(name)}=VALUE")
+    refuse_empty(arguments)
     return arguments
+
+
+def refuse_empty(arguments: argparse.Namespace) -> None:
+    """Refuses a flag, file or folder that is given as an empty word.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for name, value in vars(arguments).items():
+        if value == "" or (isinstance(value, list) and "" in value and name not in PAIRS):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{NAMES.get(name, flag)} '': an empty word names nothing; see --help")
 
 
 def answer_about_keys(arguments: argparse.Namespace) -> bool:
     """Prints the keys that `--list-keys` asks for; tells whether it was asked."""
     if arguments.list_keys is None:
         return False
-    found = list_keys(arguments.list_keys)
+    found = list_keys("" if arguments.list_keys == EVERY_KEY else arguments.list_keys)
     if not found:
-        raise ConfigError(f"--list-keys: no key starts with {arguments.list_keys!r}")
+        raise ConfigError(f"--list-keys: no key starts with '{echo(arguments.list_keys)}'")
     for path, kind, default, doc in found:
         print(f"{path:32} {kind:14} {default:14} {doc}")
     return True
 
 
-def load_config(arguments: argparse.Namespace, *, extra: Mapping[str, Collection[str]] | None) -> Config:
-    """Loads the configuration that the words name; `extra` is that of `load`."""
+def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[str, Collection[str]] | None) -> Config:
+    """Loads the configuration that the words name for `nnxtrain.COMMAND`; `extra` is that of `load`.
+
+    Says what is allowed but has no effect on this command.
+    """
     if arguments.config is None:
         raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
-    if "=" in arguments.config and not Path(arguments.config).exists():
-        raise ConfigError(f"the first word must be a configuration file, not {arguments.config!r}; see --help")
-    return load(arguments.config, arguments.overrides, extra=extra)
+    if "=" in arguments.config and not os.path.exists(arguments.config):  # of Path, a name too long is an error
+        raise ConfigError(f"the first word must be a configuration file, not '{echo(arguments.config)}'; see --help")
+    config = load(arguments.config, arguments.overrides, extra=extra, say=note)
+    for path in sorted(config.given):
+        rule, value = LEAVES[path].declared.metadata["read"], value_at(config, path)
+        if rule is not None and rule.command not in ("", command) and value != LEAVES[path].default:
+            note(f"{path}={show(value)} has no effect here: it is read by python -m nnxtrain.{rule.command}")
+    for line in seldom_meant(config):
+        note(line)
+    return config
+
+
+def note(line: str) -> None:
+    """Tells what is allowed, and perhaps not what was meant."""
+    print(f"note: {visible(line)}", file=sys.stderr)
 
 
 def print_config(config: Config) -> None:
@@ -99,10 +143,11 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, has gone
         return 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(error)}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # a file or folder that somebody else made, moved or filled
-        print(f"error: {error.filename or 'system'}: {error.strerror or error}", file=sys.stderr)
+        place = "system" if error.filename is None else echo(error.filename, longest=LONGEST_MESSAGE)
+        print(f"error: {place}: {visible(error.strerror or error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

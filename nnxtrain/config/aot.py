@@ -4,7 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nnxtrain.config.key import key, none_of
+from nnxtrain.config.echo import echo
+from nnxtrain.config.key import Problem, key
+from nnxtrain.config.lookup import none_of
+from nnxtrain.config.reads import by, unless
 
 # families of TPU, and slices of each that one can rent
 SLICES = {
@@ -19,18 +22,32 @@ TOPOLOGIES = (*(f"{family}:{shape}" for family, shapes in SLICES.items() for sha
 class AotConfig:
     """Ahead-of-time compilation for a named topology."""
 
-    topology: str | None = key(None, "devices to compile for: v5e:4x4, or cpu:8 for eight devices of this machine")
-    report: str | None = key(None, "JSON file for the report")
-    lower_only: bool = key(False, "stop before the compiler; bytes of the state and FLOPs are known by then")
-    hbm_gib: float | None = key(None, "memory of a device, GiB; null = that of the chip", span="[0.001, inf)")
-    host_gib: float | None = key(None, "host memory for offloaded activations, GiB a process", span="[0.001, inf)")
-    compiler_options: tuple[str, ...] = key(
-        (), "NAME=VALUE options of the compiler, for aot and training; jax's compiler_options"
+    topology: str | None = key(
+        None, "devices to compile for: v5e:4x4, or cpu:8 for eight devices of this machine", read=by("aot")
     )
-    dump_hlo: str | None = key(None, "folder for the lowered and the optimised programs and their jaxprs")
-    sweep: str | None = key(None, "grid of KEY=VALUE,VALUE words to compile, one table at the end")
-    save: str | None = key(None, "file for the compiled programs of a step, for aot.load")
-    load: str | None = key(None, "file that aot.save wrote: training takes its programs and compiles none of the step")
+    report: str | None = key(None, "JSON file for the report", read=by("aot"))
+    lower_only: bool = key(
+        False, "stop before the compiler; bytes of the state and FLOPs are known by then", read=by("aot")
+    )
+    hbm_gib: float | None = key(
+        None, "memory of a device, GiB; null = that of the chip", span="[0.001, 1000000]", read=by("aot")
+    )
+    host_gib: float | None = key(
+        None, "host memory for offloaded activations, GiB a process", span="[0.001, 1000000]", read=by("aot")
+    )
+    compiler_options: tuple[str, ...] = key(
+        (),
+        "NAME=VALUE options of the compiler, for aot and training; jax's compiler_options",
+        read=unless("aot.lower_only", True),
+    )
+    dump_hlo: str | None = key(
+        None, "folder for the lowered and the optimised programs and their jaxprs", read=by("aot")
+    )
+    sweep: str | None = key(None, "grid of KEY=VALUE,VALUE words to compile, one table at the end", read=by("aot"))
+    save: str | None = key(None, "file for the compiled programs of a step, for aot.load", read=by("aot"))
+    load: str | None = key(
+        None, "file that aot.save wrote: training takes its programs and compiles none of the step", read=by("train")
+    )
 
     @property
     def options(self) -> dict[str, str | bool]:
@@ -38,27 +55,36 @@ class AotConfig:
         pairs = (word.split("=", 1) for word in self.compiler_options)
         return {name: value == "true" if value in ("true", "false") else value for name, value in pairs}
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`."""
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        return self._topology(), self._options(), self._sweep(), self._save()
+
+    def _topology(self) -> Iterator[Problem]:
         if self.topology is not None and not _is_topology(self.topology):
             yield "aot.topology", none_of(self.topology, TOPOLOGIES)
+
+    def _options(self) -> Iterator[Problem]:
         for word in self.compiler_options:
-            if "=" not in word:
-                yield "aot.compiler_options", f"{word!r} must be NAME=VALUE"
+            if not all(word.partition("=")[:2]):
+                yield "aot.compiler_options", f"'{echo(word)}' must be NAME=VALUE"
+
+    def _sweep(self) -> Iterator[Problem]:
         if self.sweep is not None and not self.sweep.split():
-            yield "aot.sweep", f"{self.sweep!r} names no KEY=VALUE,VALUE"
-        if self.save and (self.lower_only or self.sweep):
-            other = "aot.lower_only=true compiles nothing" if self.lower_only else "aot.sweep compiles many steps"
-            yield "aot.save", f"{self.save} is for one compiled step, and {other}"
+            yield "aot.sweep", f"'{echo(self.sweep)}' names no KEY=VALUE,VALUE"
         for word in (self.sweep or "").split():
             name, _, values = word.partition("=")
             if not name or not all(values.split(",")):
-                yield "aot.sweep", f"{word!r} must be KEY=VALUE,VALUE; words are separated by spaces"
+                yield "aot.sweep", f"'{echo(word)}' must be KEY=VALUE,VALUE; words are separated by spaces"
+
+    def _save(self) -> Iterator[Problem]:
+        if self.save and (self.lower_only or self.sweep):
+            other = "aot.lower_only=true compiles nothing" if self.lower_only else "aot.sweep compiles many steps"
+            yield "aot.save", f"{echo(self.save)} is for one compiled step, and {other}"
 
 
 def _is_topology(name: str) -> bool:
     """Returns whether a name is of the form of a topology; the compiler knows whether such a slice exists."""
     family, _, shape = name.partition(":")
     if family == "cpu":
-        return shape.isdecimal() and 0 < int(shape) <= 512
+        return shape.isascii() and shape.isdecimal() and len(shape) < 4 and 0 < int(shape) <= 512
     return family in SLICES and re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", shape) is not None

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from nnxtrain.config.key import show
-from nnxtrain.config.words import Word
+from nnxtrain.config.echo import echo
+from nnxtrain.config.reads import show
+from nnxtrain.config.words import NULLS, Word
 
-_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d{1,4})?")
-LONGEST_ECHO = 60  # characters of a value that a message repeats
+_NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d{1,4})?", re.ASCII)
+LONGEST_NUMBER = 1000  # characters
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -20,6 +21,7 @@ def coerce(word: Word, kind: Any, choices: tuple[str, ...]) -> Any:
     """Returns the value of `word` as `kind`: bool, int, float, str, `tuple[str, ...]`, or one of these `| None`.
 
     Raises:
+        LookupError: the text is none of `choices`.
         ValueError: the text is no such value; says what was expected and what was written.
     """
     if isinstance(kind, types.UnionType):
@@ -46,34 +48,38 @@ def _items(text: str | tuple[str, ...]) -> tuple[str, ...]:
     inner = text.strip()
     if inner.startswith("[") and inner.endswith("]"):
         inner = inner[1:-1]
-    return tuple(item.strip().strip("'\"") for item in inner.split(",") if item.strip())
+    items = [item.strip() for item in inner.split(",") if item.strip()]
+    for number, item in enumerate(items, 1):
+        if item.lower() in NULLS:
+            raise ValueError(f"item {number} of the list is null; leave it out, or quote it if it is text")
+    return tuple(item.strip("'\"") for item in items)
 
 
 def _bool(text: str) -> bool:
     if (value := _SWITCH.get(text.lower())) is None:
-        raise ValueError(f"expected true or false, got {_short(text)}")
+        raise ValueError(f"expected true or false, got '{echo(text)}'")
     return value
 
 
 def _int(text: str) -> int:
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(f"expected a whole number, got {_short(text)}")
+    if not _is_number(text):
+        raise ValueError(f"expected a whole number, got '{echo(text)}'")
     number = Decimal(text.replace("_", ""))
-    if number != number.to_integral_value():
-        raise ValueError(f"expected a whole number, got {_short(text)}")
     if abs(number) > 2**63:
-        raise ValueError(f"expected a number below 2^63, got {_short(text)}")
+        raise ValueError(f"expected a number below 2^63, got '{echo(text)}'")
+    if number != number.to_integral_value():
+        raise ValueError(f"expected a whole number, got '{echo(text)}'")
     return int(number)
 
 
 def _float(text: str) -> float:
-    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text.replace("_", ""))):
-        raise ValueError(f"expected a finite number, got {_short(text)}")
+    if not _is_number(text) or not math.isfinite(float(text.replace("_", ""))):
+        raise ValueError(f"expected a finite number, got '{echo(text)}'")
     return float(text.replace("_", ""))
 
 
-def _short(text: str) -> str:
-    return repr(text if len(text) <= LONGEST_ECHO else f"{text[:LONGEST_ECHO]}...")
+def _is_number(text: str) -> bool:
+    return len(text) <= LONGEST_NUMBER and _NUMBER.fullmatch(text) is not None
 
 
 _SCALARS: dict[type, Callable[[str], Any]] = {bool: _bool, int: _int, float: _float, str: str}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nnxtrain.config.key import key
+from nnxtrain.config.reads import when
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +21,23 @@ class DebugConfig:
         "loss or gradients not finite: stop the run, leave the update out, or go back and leave the rows out",
         choices=("abort", "rollback", "skip"),
     )
-    nonfinite_limit: int = key(10, "updates left out in a row, or rollbacks of a run, before it stops", span="[1, inf)")
+    nonfinite_limit: int = key(
+        10,
+        "updates left out in a row, or rollbacks of a run, before it stops",
+        span="[1, inf)",
+        read=when("debug.on_nonfinite", "rollback", "skip") | when("debug.spike_deviations"),
+    )
     spike_deviations: float | None = key(
-        None, "leave out updates whose loss or norm is this many deviations above the mean; null = off", span="[1, inf)"
+        None,
+        "leave out updates whose loss or norm is this many deviations above the mean; null = off",
+        span="[1, 1000000]",
     )
-    spike_warmup_steps: int = key(50, "accepted updates before a spike can be told", span="[2, inf)")
+    spike_warmup_steps: int = key(
+        50, "accepted updates before a spike can be told", span="[2, inf)", read=when("debug.spike_deviations")
+    )
     hang_timeout_s: float | None = key(
-        None, "seconds without a step before the stacks of all threads are written; null = off", span="[0.1, inf)"
+        None,
+        "seconds without a step before the stacks of all threads are written; null = off",
+        span="[0.1, 1000000]",
     )
-    hang_abort: bool = key(False, "end the process when it hangs")
+    hang_abort: bool = key(False, "end the process when it hangs", read=when("debug.hang_timeout_s"))

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 
 from nnxtrain.config.key import key
+from nnxtrain.config.reads import when
+
+WRITES = when("generate.tokens")
+DRAWS = WRITES & when("generate.temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +15,13 @@ class GenerateConfig:
 
     prompt: str = key("def ", "text that the model continues")
     tokens: int = key(200, "tokens written after the prompt", span="[0, 1000000]")
-    temperature: float = key(0.8, "logits are divided by this; 0 = always the likeliest token", span="[0, 1e6]")
-    top_k: int | None = key(None, "draw from this many of the likeliest tokens; null = all", span="[1, inf)")
-    seed: int = key(0, "seed of the draws", span="[0, inf)")
+    temperature: float = key(
+        0.8, "logits are divided by this; 0 = always the likeliest token", span="[0, 1e6]", read=WRITES
+    )
+    top_k: int | None = key(
+        None,
+        "draw from this many of the likeliest tokens; null = all",
+        span="[1, inf)",
+        read=DRAWS,
+    )
+    seed: int = key(0, "seed of the draws", span="[0, inf)", read=DRAWS)

@@ -1,14 +1,25 @@
-"""How one configuration key is declared: default, doc, choices, range."""
+"""How one configuration key is declared: default, doc, choices, range, and when it is read."""
 
-import difflib
-from collections.abc import Collection
 from dataclasses import Field, field
 from typing import Any
 
+from nnxtrain.config.reads import Condition, show
+
 LARGEST = 2**31 - 1  # counters on device are int32
+SMALLEST = 2.0**-126  # a number nearer to 0 is 0 in float32
+
+Problem = tuple[str, str]  # `(key, what is wrong and what would be right)`
 
 
-def key(default: Any, doc: str, *, choices: tuple[str, ...] = (), span: str = "", planned: bool = False) -> Any:
+def key(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[str, ...] = (),
+    span: str = "",
+    planned: bool = False,
+    read: Condition | None = None,
+) -> Any:
     """Declares a field of a section.
 
     Args:
@@ -17,8 +28,10 @@ def key(default: Any, doc: str, *, choices: tuple[str, ...] = (), span: str = ""
         choices: the names that are admitted; empty admits any value of the type.
         span: the numbers that are admitted, as an interval: `[0, 1)` holds 0 but not 1, `(0, inf)` no 0 and has no end.
         planned: the part that reads the key does not exist yet: only the default is admitted.
+        read: the condition under which the key is read at all; None is always.
     """
-    return field(default=default, metadata={"doc": doc, "choices": choices, "span": span, "planned": planned})
+    rules = {"doc": doc, "choices": choices, "span": span, "planned": planned, "read": read}
+    return field(default=default, metadata=rules)
 
 
 def problem_of(declared: Field, value: Any) -> str | None:
@@ -30,26 +43,11 @@ def problem_of(declared: Field, value: Any) -> str | None:
         return None
     low, high = (float(end) for end in span[1:-1].split(","))
     if value < low or (value == low and span.startswith("(")):
-        return f"{value} must be {'above' if span.startswith('(') else 'at least'} {low:g}"
+        return f"{value} must be {'above' if span.startswith('(') else 'at least'} {low:.15g}"
     if value > high or (value == high and span.endswith(")")):
-        return f"{value} must be {'below' if span.endswith(')') else 'at most'} {high:g}"
+        return f"{value} must be {'below' if span.endswith(')') else 'at most'} {high:.15g}"
     if isinstance(value, int) and value > LARGEST:
         return f"{value} must be at most {LARGEST}"
+    if 0 < abs(value) < SMALLEST:
+        return f"{value} must be 0 or at least {SMALLEST:.3g}; nearer to 0, float32 holds no number"
     return None
-
-
-def none_of(name: str, names: Collection[str]) -> str:
-    """Returns that `name` is none of `names`, with the nearest of them."""
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"{name!r} is not one of {', '.join(names)}{f'; did you mean {near[0]}?' if near else ''}"
-
-
-def show(value: Any) -> str:
-    """Returns `value` as one would write it in YAML."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(show, value))}]"
-    return str(value)

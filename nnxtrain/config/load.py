@@ -2,144 +2,217 @@
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ml_collections import ConfigDict
 
-from nnxtrain.config.coerce import coerce, name_of
-from nnxtrain.config.key import none_of, problem_of, show
+from nnxtrain.config.checks import LEAVES, SECTIONS, problems_together, unread, value_at, without
+from nnxtrain.config.coerce import coerce
+from nnxtrain.config.echo import echo, has_surrogates
+from nnxtrain.config.key import problem_of
+from nnxtrain.config.lookup import none_of
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 from nnxtrain.config.presets import MESH_PRESETS, PRESETS
-from nnxtrain.config.schema import Config, Leaf, leaves, sections
-from nnxtrain.config.words import NULLS, Word, words_of_command_line, words_of_file
+from nnxtrain.config.schema import Config
+from nnxtrain.config.words import Word, words_of_command_line, words_of_file
 from nnxtrain.errors import ConfigError
 
-LEAVES = leaves()
-SECTIONS = sections()
 SHORT_NAMES = {"lr": "optimizer.learning_rate", "wd": "optimizer.weight_decay", "batch_size": "batch.global_size"}
-PLACES = ("run_name", "output_dir", "checkpoint.resume", "distributed.")  # say where a run is, not what it is
+LONGEST_KEY = 100  # characters of an unknown key that are compared with the known ones
+PRESETS_OF = {"model": PRESETS, "mesh": MESH_PRESETS}
+# what a preset or another key may decide: a recorded configuration tells those that nobody gave, and derives them again
+FILLABLE = {
+    *(f"{section}.{name}" for section, presets in PRESETS_OF.items() for preset in presets.values() for name in preset),
+    *("model.kv_heads", "model.head_dim", "model.mlp", "optimizer.b2", "optimizer.momentum"),
+}
+FREE_TEXT = ("generate.prompt",)  # also none at all, and NUL
 
 
 def load(
-    file: str | Path, overrides: Iterable[str] = (), *, extra: Mapping[str, Collection[str]] | None = None
+    file: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    extra: Mapping[str, Collection[str]] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Config:
     """Returns the configuration of `file` with `overrides` on top.
 
-    Weakest first: defaults, preset, file, command line. Sizes left at 0 are derived, `run_name` is filled in.
+    Weakest first: defaults, preset, file, command line. Sizes left at 0 are derived, `run_name` is filled in. A key
+    that is given and has no effect is refused.
 
     Args:
         file: path of a YAML file.
         overrides: words `section.key=value`; a later one wins.
         extra: dotted key → names that it admits beside its choices (entries that come from outside the package).
+        say: gets a line for each key of the file that `overrides` alone rob of its effect, which then is left out
+            instead of refused; and for each key that is mild, and always left out.
 
     Raises:
         ConfigError: lists every problem with its place, the value and what would be right.
     """
     path = Path(file)
-    file_words, problems = words_of_file(path)
+    file_words, file_problems = words_of_file(path)
     line_words, line_problems = words_of_command_line(overrides)
-    problems += line_problems
-    given: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    for word in [*file_words, *line_words]:
-        if problem := _take(word, given, extra or {}):
-            problems.append(f"{word.place}: {problem}")
-        places[word.path] = word.place
-    merged = _merge(given)
-    problems += [f"{places.get(key, path)}: {key}: {what}" for key, what in _problems_alone(merged)]
-    if problems:
+    file_words = _without_filled_in(file_words, extra or {})
+    draft = _Draft.of([*file_words, *line_words], extra or {})
+    config = draft.config(run_name=path.stem)
+    sound = without(config, draft.broken)
+    together = dict.fromkeys(problems_together(sound))
+    found = [f"{_place(key, what, draft.places) or echo(path)}: {key}: {what}" for key, what in together]
+    blamed = {key for key, _ in together} | draft.broken
+    idle = {key: f"{draft.places[key]}: {key}: {what}" for key, what in _unread(draft, sound) if key not in blamed}
+    left_out = {key for key in idle if LEAVES[key].declared.metadata["read"].is_mild}
+    if idle and say is not None:
+        alone = _Draft.of(file_words, extra or {})
+        of_file = dict(_unread(alone, without(alone.config(), alone.broken)))
+        left_out |= idle.keys() - of_file.keys() - {word.path for word in line_words}
+    found += [line for key, line in idle.items() if key not in left_out]
+    if problems := [*file_problems, *line_problems, *draft.problems, *found]:
         raise ConfigError(_report(problems))
-    config = _build(merged, run_name=path.stem)
-    together = [f"{_place(key, what, places) or path}: {key}: {what}" for key, what in _problems_together(config)]
-    if together:
-        raise ConfigError(_report(together))
-    return replace(config, model=config.model.derived(), optimizer=config.optimizer.derived())
+    if say is not None:
+        for key in sorted(left_out):
+            say(idle[key])
+    return derived(draft.without(left_out).config(run_name=path.stem))
 
 
-def to_yaml(config: Config) -> str:
-    """Returns YAML that `load` reads back into the same configuration."""
-    values = _plain(asdict(config))
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+@dataclass
+class _Draft:
+    """Words on their way to a configuration.
 
+    Attributes:
+        given: typed value of each key that a word gives well.
+        places: where each key was written last.
+        problems: of single keys.
+        broken: keys that are refused, or that a misspelt one may mean: nothing can be said of them.
+    """
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes text that would be read back as null."""
+    given: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
 
+    @staticmethod
+    def of(words: Iterable[Word], extra: Mapping[str, Collection[str]]) -> "_Draft":
+        """Returns the draft of `words`, of which a later one wins; `extra` is that of `load`."""
+        draft = _Draft()
+        for word in words:
+            if problem := draft.take(word, extra):
+                draft.problems.append(f"{word.place}: {problem}")
+                draft.places.setdefault(word.path, word.place)
+            else:
+                draft.places[word.path] = word.place
+        merged = _merge(draft.given)
+        for path, leaf in LEAVES.items():
+            if what := problem_of(leaf.declared, _value_in(merged, path)):
+                draft.problems.append(f"{draft.places.get(path, 'a preset')}: {path}: {what}")
+                draft.broken.add(path)
+        return draft
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text.lower() in NULLS else None)
+    def take(self, word: Word, extra: Mapping[str, Collection[str]]) -> str | None:
+        """Puts the typed value of a word into `given`, or returns the problem."""
+        if word.path in SECTIONS:
+            return self._section(word)
+        if word.path not in LEAVES:
+            near, what = _nearest(word.path)
+            self.broken.update(near)
+            return f"unknown key {echo(word.path)}{what}"
+        try:
+            self.given[word.path] = typed(word, extra)
+        except ValueError as error:
+            self.broken.add(word.path)
+            return f"{word.path}: {error}"
+        self.broken.discard(word.path)
+        return None
 
-
-_Dumper.add_representer(str, _text)
-
-
-def as_mapping(config: Config) -> dict[str, Any]:
-    """Returns the value of every key by its dotted path; JSON holds it."""
-    values = {path: value_at(config, path) for path in LEAVES}
-    return {path: list(value) if isinstance(value, tuple) else value for path, value in values.items()}
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Returns a line `key: before → after` for each key of two runs' mappings that differs and matters to a run."""
-    paths = [path for path in after if not path.startswith(PLACES)]
-    return [
-        f"{path}: {show(before.get(path))} → {show(after[path])}" for path in paths if before.get(path) != after[path]
-    ]
-
-
-def value_at(config: Config, path: str) -> Any:
-    """Returns the value of the dotted key `path`."""
-    value: Any = config
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _take(word: Word, given: dict[str, Any], extra: Mapping[str, Collection[str]]) -> str | None:
-    """Puts the typed value of `word` into `given`, or returns the problem."""
-    if word.path in SECTIONS:
-        if word.is_null or word.text is None:
+    def _section(self, word: Word) -> str | None:
+        keys = [path for path in LEAVES if path.startswith(f"{word.path}.")]
+        if not word.problem and (word.is_null or word.text is None):
             return None
-        return f"{word.path} is a section, not a key; write one of its keys, such as {_first_of(word.path)}"
-    if word.path not in LEAVES:
-        return f"unknown key {word.path}{_nearest(word.path)}"
+        self.broken.update(keys)
+        if word.problem:
+            return f"{word.path}: {word.problem}"
+        return f"{word.path} is a section, not a key; write one of its keys, such as {keys[0]}"
+
+    def config(self, *, run_name: str = "run") -> Config:
+        """Returns the configuration, sizes derived, whatever its problems."""
+        merged = _merge(self.given)
+        parts = {name: kind(**merged[name].to_dict()) for name, kind in SECTIONS.items()}
+        top = {path: merged[path] for path in LEAVES if "." not in path}
+        if top["run_name"] is None:
+            top["run_name"] = run_name
+        return Config(**top, **parts, given=frozenset(self.given))
+
+    def without(self, keys: Collection[str]) -> "_Draft":
+        """Returns a draft in which nobody gave `keys`."""
+        return replace(self, given={path: value for path, value in self.given.items() if path not in keys})
+
+
+def typed(word: Word, extra: Mapping[str, Collection[str]]) -> Any:
+    """Returns the value of a word as the type of its key; `extra` is that of `load`.
+
+    Raises:
+        ValueError: it has none; says what is wrong and what would be right.
+    """
     leaf = LEAVES[word.path]
     built_in = leaf.declared.metadata["choices"]
     choices = tuple(dict.fromkeys([*built_in, *extra.get(word.path, ())])) if built_in else ()
+    if word.problem:
+        raise ValueError(word.problem)
     try:
-        given[word.path] = coerce(word, leaf.type, choices)
-    except LookupError:
-        return f"{word.path}: {none_of(str(word.text), choices)}"
-    except ValueError as error:
-        return f"{word.path}: {error}"
+        value = coerce(word, leaf.type, choices)
+    except LookupError as error:
+        raise ValueError(none_of(str(word.text), choices)) from error
+    for text in value if isinstance(value, tuple) else (value,):
+        if isinstance(text, str) and (problem := _problem_of_text(text, is_free=word.path in FREE_TEXT)):
+            raise ValueError(problem)
+    return value
+
+
+def _problem_of_text(text: str, *, is_free: bool) -> str | None:
+    if has_surrogates(text):
+        return f"'{echo(text)}' is not UTF-8 text"
+    if not text and not is_free:
+        return "'' is empty; leave the key out, or write null where it may be"
+    if "\0" in text and not is_free:
+        return f"'{echo(text)}' holds a NUL byte, which no name can"
     return None
 
 
-def _nearest(path: str) -> str:
-    """Returns a hint: our name for a name of MaxText, the same leaf elsewhere, or a near spelling."""
-    if path in MAXTEXT_KEYS:
-        return f" (a name of MaxText); here it is {MAXTEXT_KEYS[path]}"
-    path = path.replace("-", "_").lower()
-    leaf = path.rpartition(".")[2]
-    if path in LEAVES:
-        near = [path]
-    elif leaf in SHORT_NAMES:
-        near = [SHORT_NAMES[leaf]]
-    else:
-        near = [known for known in LEAVES if known.rpartition(".")[2] == leaf]
-        near = near or difflib.get_close_matches(path, LEAVES, n=1, cutoff=0.75)
-    if not near:
-        by_leaf = {known.rpartition(".")[2]: known for known in reversed(LEAVES)}
-        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)]
-    return f"; did you mean {' or '.join(near[:3])}?" if near else "; --list-keys shows all keys"
+def _without_filled_in(words: list[Word], extra: Mapping[str, Collection[str]]) -> list[Word]:
+    """Leaves out what a recorded configuration only tells, for people: it is to be derived again.
+
+    A value that differs from what the rest of the file makes of the key was written by hand, and counts.
+    """
+    own = [word for word in words if not (word.filled_in and word.path in FILLABLE)]
+    if len(own) == len(words):
+        return words
+    config = derived(_Draft.of(own, extra).config())
+
+    def is_told(word: Word) -> bool:
+        try:
+            return word not in own and typed(word, extra) == value_at(config, word.path)
+        except ValueError:
+            return False
+
+    return [word for word in words if not is_told(word)]
 
 
-def _first_of(section: str) -> str:
-    return next(path for path in LEAVES if path.startswith(f"{section}."))
+def derived(config: Config) -> Config:
+    """Returns `config` with what other keys decide filled in."""
+    return replace(config, model=config.model.derived(), optimizer=config.optimizer.derived())
+
+
+def _unread(draft: _Draft, sound: Config) -> Iterator[tuple[str, str]]:
+    """Yields each key that somebody gave and nothing reads, and why; `sound` is the draft's configuration."""
+    for path, value in draft.given.items():
+        leaf = LEAVES[path]
+        if leaf.declared.metadata["read"] is not None and path not in draft.broken and value != leaf.default:
+            unset = value_at(derived(draft.without((path,)).config()), path)
+            if value != unset and (what := unread(sound, path)):
+                yield path, what
 
 
 def _merge(given: Mapping[str, Any]) -> ConfigDict:
@@ -148,36 +221,16 @@ def _merge(given: Mapping[str, Any]) -> ConfigDict:
         section, _, name = path.rpartition(".")
         (defaults[section] if section else defaults)[name] = leaf.default
     merged = ConfigDict(defaults, type_safe=False)
-    for section, presets in (("model", PRESETS), ("mesh", MESH_PRESETS)):
+    for section, presets in PRESETS_OF.items():
         preset = presets.get(given.get(f"{section}.preset") or "", {})
         merged.update_from_flattened_dict({f"{section}.{name}": value for name, value in preset.items()})
     merged.update_from_flattened_dict(given)
     return merged
 
 
-def _problems_alone(merged: ConfigDict) -> Iterable[tuple[str, str]]:
-    """Yields what a key's own declaration forbids."""
-    for path, leaf in LEAVES.items():
-        section, _, name = path.rpartition(".")
-        if problem := problem_of(leaf.declared, (merged[section] if section else merged)[name]):
-            yield path, problem
-
-
-def _build(merged: ConfigDict, *, run_name: str) -> Config:
-    parts = {name: kind(**merged[name].to_dict()) for name, kind in SECTIONS.items()}
-    top = {path: merged[path] for path in LEAVES if "." not in path}
-    if top["run_name"] is None:
-        top["run_name"] = run_name
-    return Config(**top, **parts)
-
-
-def _problems_together(config: Config) -> Iterable[tuple[str, str]]:
-    """Yields what keys forbid each other, inside each section and across them."""
-    for name in SECTIONS:
-        section = getattr(config, name)
-        if hasattr(section, "problems"):
-            yield from section.problems()
-    yield from config.problems()
+def _value_in(merged: ConfigDict, path: str) -> Any:
+    section, _, name = path.rpartition(".")
+    return (merged[section] if section else merged)[name]
 
 
 def _place(key: str, what: str, places: Mapping[str, str]) -> str | None:
@@ -193,28 +246,20 @@ def _report(problems: list[str]) -> str:
     return "\n  ".join([f"{len(problems)} problems in the configuration:", *problems])
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
-
-
-def list_keys(prefix: str) -> list[tuple[str, str, str, str]]:
-    """Returns (key, type, default, doc) of every key that starts with `prefix`."""
-    return [
-        (path, name_of(leaf.type), show(leaf.default), _doc(leaf))
-        for path, leaf in LEAVES.items()
-        if path.startswith(prefix)
-    ]
-
-
-def _doc(leaf: Leaf) -> str:
-    rule = leaf.declared.metadata
-    parts = [rule["doc"]]
-    if rule["choices"]:
-        parts.append(f"({', '.join(rule['choices'])})")
-    if rule["span"]:
-        parts.append(f"in {rule['span']}")
-    if rule["planned"]:
-        parts.append("(not built yet)")
-    return " ".join(parts)
+def _nearest(path: str) -> tuple[list[str], str]:
+    """Returns the keys that an unknown one may mean, and a hint: our name for a name of MaxText, or a near spelling."""
+    if path in MAXTEXT_KEYS:
+        return [MAXTEXT_KEYS[path].split()[0]], f" (a name of MaxText); here it is {MAXTEXT_KEYS[path]}"
+    path = path[:LONGEST_KEY].replace("-", "_").lower()
+    leaf = path.rpartition(".")[2]
+    if path in LEAVES:
+        near = [path]
+    elif leaf in SHORT_NAMES:
+        near = [SHORT_NAMES[leaf]]
+    else:
+        near = [known for known in LEAVES if known.rpartition(".")[2] == leaf]
+        near = near or difflib.get_close_matches(path, LEAVES, n=1, cutoff=0.75)
+    if not near:
+        by_leaf = {known.rpartition(".")[2]: known for known in reversed(LEAVES)}
+        near = [by_leaf[name] for name in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)]
+    return near, f"; did you mean {' or '.join(near[:3])}?" if near else "; --list-keys shows all keys"

@@ -1,9 +1,10 @@
 """Name → entry of an open table, with an error that helps."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
+from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError
 
 T = TypeVar("T")
@@ -17,6 +18,10 @@ def lookup(table: Mapping[str, T], name: str, *, key: str) -> T:
     """
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{key}={name!r} is not one of {sorted(table)}.{hint}")
+    raise ConfigError(f"{key}: {none_of(name, table)}")
+
+
+def none_of(name: str, names: Collection[str]) -> str:
+    """Returns that `name` is none of `names`, with the nearest of them."""
+    near = difflib.get_close_matches(name[:200].lower(), names, n=1)
+    return f"'{echo(name)}' is not one of {', '.join(names)}{f'; did you mean {near[0]}?' if near else ''}"

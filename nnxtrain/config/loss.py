@@ -9,7 +9,7 @@ from nnxtrain.config.key import key
 class LossConfig:
     """Cross-entropy and what is added to it."""
 
-    z_loss: float = key(0.0, "weight of the squared log-normaliser, which keeps logits small", span="[0, inf)")
+    z_loss: float = key(0.0, "weight of the squared log-normaliser, which keeps logits small", span="[0, 1000]")
     chunks: int = key(
         0,
         "pieces a sequence is cut into so that logits are never held whole; "

@@ -4,14 +4,18 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nnxtrain.config.key import key
+from nnxtrain.config.echo import echo
+from nnxtrain.config.key import Problem, key
 from nnxtrain.config.presets import MESH_PRESETS
+from nnxtrain.config.reads import unless, when
 
 AXES = ("data", "stage", "fsdp", "expert", "context", "tensor")  # of the device mesh, the slowest links first
 BATCH_AXES = ("data", "fsdp", "expert")  # cut the rows of a batch, unless mesh.rules says otherwise
 CONTEXT_AXES = ("context",)  # cut the tokens of a row
 LOGICAL = ("batch", "sequence", "embed", "heads", "kv_heads", "head_dim", "mlp", "vocab", "layer", "stage")
 OPTIMIZER = "optimizer."  # before a logical axis: the rule is of optimizer state alone
+
+CUT_WEIGHTS = unless("mesh.fsdp", 1) | unless("mesh.tensor", 1) | unless("mesh.expert", 1) | when("mesh.rules")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +25,23 @@ class MeshConfig:
     preset: str | None = key(
         None, "a usual way to share the work; keys of this section beside it win", choices=tuple(MESH_PRESETS)
     )
-    data: int = key(-1, "devices that share a batch; -1 = all that are left", span="[-1, inf)")
-    fsdp: int = key(1, "devices that share weights and a batch; -1 = all that are left", span="[-1, inf)")
-    tensor: int = key(1, "devices that share the matrices of a layer; -1 = all that are left", span="[-1, inf)")
-    context: int = key(1, "devices that share a sequence; -1 = all that are left", span="[-1, inf)")
+    data: int = key(-1, "devices that share a batch; -1 = all that are left", span="[-1, 1048576]")
+    fsdp: int = key(1, "devices that share weights and a batch; -1 = all that are left", span="[-1, 1048576]")
+    tensor: int = key(1, "devices that share the matrices of a layer; -1 = all that are left", span="[-1, 1048576]")
+    context: int = key(1, "devices that share a sequence; -1 = all that are left", span="[-1, 1048576]")
     stage: int = key(1, "devices that hold different layers", planned=True)
     expert: int = key(
-        1, "devices that hold different experts and share a batch; -1 = all that are left", span="[-1, inf)"
+        1, "devices that hold different experts and share a batch; -1 = all that are left", span="[-1, 1048576]"
     )
-    slices: int = key(1, "groups of devices joined by a slower network; mesh.data goes across them", span="[1, inf)")
+    slices: int = key(
+        1, "groups of devices joined by a slower network; mesh.data goes across them", span="[1, 1048576]"
+    )
     rules: tuple[str, ...] = key((), "LOGICAL=AXIS+AXIS or LOGICAL=none pairs that change the sharding table")
     replication_tolerance: float = key(
-        0.02, "share of the weights that may lie in fewer pieces than fsdp, tensor, expert allow", span="[0, 1]"
+        0.02,
+        "share of the weights that may lie in fewer pieces than fsdp, tensor, expert allow",
+        span="[0, 1]",
+        read=CUT_WEIGHTS,
     )
 
     def sizes(self) -> dict[str, int]:
@@ -50,23 +59,28 @@ class MeshConfig:
         cutting = [axis for axis in axes if sizes.get(axis, 1) > 1]  # `problems` tells of others
         return math.prod(sizes[axis] for axis in cutting), " x ".join(f"mesh.{axis}" for axis in cutting)
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`."""
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        return self._sizes(), self._slices(), self._rules()
+
+    def _sizes(self) -> Iterator[Problem]:
         sizes = self.sizes()
-        for name in (name for name, size in sizes.items() if size == 0 or size < -1):
+        for name in (name for name, size in sizes.items() if size == 0):
             yield f"mesh.{name}", f"{sizes[name]} must be at least 1, or -1 for all devices that are left"
         free = [name for name, size in sizes.items() if size == -1]
         for name in free[1:]:
             yield f"mesh.{name}", f"-1 is given to mesh.{free[0]} too; only one axis can take all that are left"
-        if self.slices > 1 and sizes["data"] > 0 and sizes["data"] % self.slices:
-            fits = math.ceil(sizes["data"] / self.slices) * self.slices
-            yield (
-                "mesh.data",
-                f"{sizes['data']} must be a multiple of mesh.slices={self.slices}; the next that fits is {fits}",
-            )
+
+    def _slices(self) -> Iterator[Problem]:
+        data = self.sizes()["data"]
+        if self.slices > 1 and data > 0 and data % self.slices:
+            fits = math.ceil(data / self.slices) * self.slices
+            yield "mesh.data", f"{data} must be a multiple of mesh.slices={self.slices}; the next that fits is {fits}"
+
+    def _rules(self) -> Iterator[Problem]:
         for rule in self.rules:
             yield from (("mesh.rules", what) for what in _problems_of(rule))
-        rules = dict(map(parsed, self.rules))
+        rules, sizes = dict(map(parsed, self.rules)), self.sizes()
         both = {*rules.get("batch", BATCH_AXES)} & {*rules.get("sequence", CONTEXT_AXES)}
         for axis in sorted(both):
             if sizes.get(axis, 1) != 1:
@@ -82,8 +96,8 @@ def parsed(rule: str) -> tuple[str, tuple[str, ...]]:
 def _problems_of(rule: str) -> Iterator[str]:
     logical, axes = parsed(rule)
     if logical.removeprefix(OPTIMIZER) not in LOGICAL:
-        yield f"{rule!r}: {logical!r} is not one of {', '.join(LOGICAL)}, alone or behind {OPTIMIZER}"
+        yield f"'{echo(rule)}': '{echo(logical)}' is not one of {', '.join(LOGICAL)}, alone or behind {OPTIMIZER}"
     if unknown := [axis for axis in axes if axis not in AXES]:
-        yield f"{rule!r}: {unknown[0]!r} is not one of {', '.join(AXES)}, joined by +, or none"
+        yield f"'{echo(rule)}': '{echo(unknown[0])}' is not one of {', '.join(AXES)}, joined by +, or none"
     if len(set(axes)) < len(axes):
-        yield f"{rule!r}: an axis is named twice"
+        yield f"'{echo(rule)}': an axis is named twice"

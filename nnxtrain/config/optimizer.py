@@ -4,10 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nnxtrain.config.coerce import coerce
-from nnxtrain.config.key import key
+from nnxtrain.config.echo import echo
+from nnxtrain.config.key import Problem, key
+from nnxtrain.config.reads import when
 from nnxtrain.config.words import Word
 
-FIRST_MOMENTS = ("adamw", "lion", "muon", "sgd")  # rules that keep one, sgd with optimizer.momentum alone
+LARGEST = {"decay": 1000.0, "rate_scale": 1000.0}  # of a group
+# which rules read what
+FIRST_MEMORY = when("optimizer.name", "adamw", "lion", "muon", "schedule_free_adamw")
+SECOND_MOMENT = when("optimizer.name", "adamw", "muon", "schedule_free_adamw")
+VELOCITY = when("optimizer.name", "sgd", "muon")
+FIRST_MOMENT = when("optimizer.name", "adamw", "lion", "muon") | (
+    when("optimizer.name", "sgd") & when("optimizer.momentum")
+)
 # what null stands for where a rule has published values of its own
 OWN_B2 = {"lion": 0.99}
 OWN_MOMENTUM = {"muon": 0.95}
@@ -34,19 +43,39 @@ class OptimizerConfig:
     )
     learning_rate: float = key(3e-4, "peak learning rate", span="[0, 1e38]")
     weight_decay: float = key(
-        0.1, "decoupled decay of matrices and embeddings; norms and biases are never decayed", span="[0, inf)"
+        0.1,
+        "decoupled decay of matrices and embeddings; norms and biases are never decayed",
+        span="[0, 1000]",
     )
-    b1: float = key(0.9, "memory of the first moment; schedule_free_adamw: pull to the average", span="[0, 0.9999999]")
-    b2: float | None = key(None, "memory of the second moment; null = 0.95, lion 0.99", span="[0, 0.9999999]")
-    eps: float = key(1e-8, "adamw, muon, schedule_free_adamw: added to the root of the second moment", span="(0, inf)")
-    momentum: float | None = key(None, "sgd, muon: memory of the velocity; null = sgd 0, muon 0.95", span="[0, 1)")
-    mu_dtype: str = key("float32", "type of the first moment or velocity", choices=("float32", "bfloat16"))
-    clip_norm: float | None = key(1.0, "gradients are scaled down to this norm; 0 or null = off", span="[0, inf)")
+    b1: float = key(
+        0.9,
+        "decay rate of the first moment; schedule_free_adamw: pull to the average",
+        span="[0, 0.9999999]",
+        read=FIRST_MEMORY,
+    )
+    b2: float | None = key(
+        None, "decay rate of the second moment; null = 0.95, lion 0.99", span="[0, 0.9999999]", read=FIRST_MEMORY
+    )
+    eps: float = key(
+        1e-8,
+        "adamw, muon, schedule_free_adamw: added to the root of the second moment",
+        span="[1e-37, 1]",
+        read=SECOND_MOMENT,
+    )
+    momentum: float | None = key(
+        None, "sgd, muon: decay rate of the velocity; null = sgd 0, muon 0.95", span="[0, 0.9999999]", read=VELOCITY
+    )
+    mu_dtype: str = key(
+        "float32", "type of the first moment or velocity", choices=("float32", "bfloat16"), read=FIRST_MOMENT
+    )
+    clip_norm: float | None = key(1.0, "gradients are scaled down to this norm; 0 or null = off", span="[0, 1e12]")
     groups: tuple[str, ...] = key(
         (), "'PATTERN decay=D rate_scale=R' or 'PATTERN freeze' for parameters whose path matches; later ones win"
     )
     ema: float | None = key(
-        None, "memory of a running average of the weights, used to evaluate and generate; null = off", span="[0, 1)"
+        None,
+        "decay rate of a running average of the weights, used to evaluate and generate; null = off",
+        span="[0, 0.9999999]",
     )
 
     @property
@@ -60,21 +89,28 @@ class OptimizerConfig:
         momentum = OWN_MOMENTUM.get(self.name, 0.0) if self.momentum is None else self.momentum
         return replace(self, b2=b2, momentum=momentum)
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`; published values are not filled in yet."""
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks of this section; each yields what is wrong and what would be right.
+
+        Published values are not filled in yet.
+        """
+        return self._groups(), self._schedule_free_b1(), self._schedule_free_ema()
+
+    def _groups(self) -> Iterator[Problem]:
         for text in self.groups:
             try:
                 group_of(text)
             except ValueError as error:
                 yield "optimizer.groups", str(error)
-        is_plain = self.name == "sgd" and not self.momentum
-        if self.mu_dtype != "float32" and (self.name not in FIRST_MOMENTS or is_plain):
-            there = f"{', '.join(FIRST_MOMENTS)} (with optimizer.momentum) do"
-            yield "optimizer.mu_dtype", f"{self.mu_dtype}: optimizer.name={self.name} keeps no first moment; {there}"
+
+    def _schedule_free_b1(self) -> Iterator[Problem]:
         if self.name == "schedule_free_adamw" and not self.b1:
             yield "optimizer.b1", "0.0 must be above 0 for optimizer.name=schedule_free_adamw, such as 0.9"
+
+    def _schedule_free_ema(self) -> Iterator[Problem]:
         if self.name == "schedule_free_adamw" and self.ema is not None:
-            yield "optimizer.ema", f"{self.ema} averages a second time what schedule_free_adamw averages; null is right"
+            rule = f"{self.ema} averages a second time what optimizer.name=schedule_free_adamw averages"
+            yield "optimizer.ema", f"{rule}; null is right"
 
 
 def group_of(text: str) -> Group:
@@ -84,24 +120,25 @@ def group_of(text: str) -> Group:
         ValueError: the text is no such item; says what was expected.
     """
     pattern, *words = text.split() or [""]
+    shown = f"'{echo(text)}'"
     found: dict[str, float | bool] = {}
     for word in words:
         name, equals, number = word.partition("=")
         if name in found:
-            raise ValueError(f"{text!r} gives {name} twice")
+            raise ValueError(f"{shown} gives {name} twice")
         if word == "freeze":
             found[name] = True
-        elif name in ("decay", "rate_scale") and equals:
-            found[name] = _not_negative(text, word, number)
+        elif name in LARGEST and equals:
+            found[name] = _number(shown, word, number, LARGEST[name])
         else:
-            raise ValueError(f"{text!r}: {word!r} is not decay=D, rate_scale=R or freeze")
+            raise ValueError(f"{shown}: '{echo(word)}' is not decay=D, rate_scale=R or freeze")
     if not found or ("freeze" in found and len(found) > 1):
-        raise ValueError(f"{text!r} must be a pattern and then decay=D, rate_scale=R or both, or freeze alone")
+        raise ValueError(f"{shown} must be a pattern and then decay=D, rate_scale=R or both, or freeze alone")
     return Group(pattern, **found)  # type: ignore[arg-type]
 
 
-def _not_negative(text: str, word: str, number: str) -> float:
-    value = coerce(Word(word, number, text), float, ())
-    if value < 0:
-        raise ValueError(f"{text!r}: {word!r} must be at least 0")
-    return value
+def _number(shown: str, word: str, number: str, largest: float) -> float:
+    value = coerce(Word(word, number, shown), float, ())
+    if not 0 <= value <= largest:
+        raise ValueError(f"{shown}: '{echo(word)}' must be {'at least 0' if value < 0 else f'at most {largest:g}'}")
+    return float(value)

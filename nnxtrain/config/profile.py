@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nnxtrain.config.key import key
+from nnxtrain.config.echo import echo
+from nnxtrain.config.key import Problem, key
+from nnxtrain.config.reads import unless, when
+
+LONGEST_NUMBER = 10  # digits of the number of a process
+# a window that PROFILE_NOW asks for reads the other keys
+ENABLED = when("profile.enabled", True)
+WAITS = ENABLED & (when("profile.first_wait", True) | unless("profile.repeat", 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,13 +18,13 @@ class ProfileConfig:
     """Windows of traced steps, as torch's profiler schedules them; steps are those of one process, counted from 0."""
 
     enabled: bool = key(False, "trace the windows below")
-    skip_first: int = key(1, "steps before the first cycle", span="[0, inf)")
-    wait: int = key(0, "idle steps at the start of a cycle", span="[0, inf)")
-    first_wait: bool = key(True, "the first cycle waits too")
-    warmup: int = key(1, "traced steps that are thrown away", span="[0, inf)")
+    skip_first: int = key(1, "steps before the first cycle", span="[0, inf)", read=ENABLED)
+    wait: int = key(0, "idle steps at the start of a cycle", span="[0, inf)", read=WAITS)
+    first_wait: bool = key(True, "the first cycle waits too", read=ENABLED & when("profile.wait"))
+    warmup: int = key(1, "traced steps that are thrown away", span="[0, inf)", read=ENABLED)
     active: int = key(3, "traced steps that are kept", span="[1, inf)")
-    repeat: int = key(1, "cycles; 0 = to the end of the run", span="[0, inf)")
-    processes: str = key("all", "processes that are traced: all, first, or their numbers as in 0,2")
+    repeat: int = key(1, "cycles; 0 = to the end of the run", span="[0, inf)", read=ENABLED)
+    processes: str = key("all", "processes that are traced: all, first, or their numbers as in 0,2", read=ENABLED)
     host_tracer_level: int = key(2, "detail of the host's events", span="[1, 3]")
     python_tracer_level: int = key(0, "1 = trace every call of Python too, which is slow and large", span="[0, 1]")
     advanced: tuple[str, ...] = key((), "options of the platform's tracer, name=value")
@@ -39,13 +46,27 @@ class ProfileConfig:
             return self.processes == "all" or process == 0
         return process in map(int, self._numbers)
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`."""
-        if self.processes not in ("all", "first") and not all(number.isdecimal() for number in self._numbers):
-            yield "profile.processes", f"{self.processes!r} is not all, first, or numbers of processes such as 0,2"
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        return self._processes(), self._advanced()
+
+    def _processes(self) -> Iterator[Problem]:
+        if not self.names_processes:
+            yield (
+                "profile.processes",
+                f"'{echo(self.processes)}' is not all, first, or numbers of processes such as 0,2",
+            )
+
+    def _advanced(self) -> Iterator[Problem]:
         for word in self.advanced:
             if not all(word.partition("=")[::2]):
-                yield "profile.advanced", f"{word!r} must be written name=value"
+                yield "profile.advanced", f"'{echo(word)}' must be written name=value"
+
+    @property
+    def names_processes(self) -> bool:
+        """Whether `processes` can be read."""
+        numbers = all(n.isascii() and n.isdecimal() and len(n) < LONGEST_NUMBER for n in self._numbers)
+        return self.processes in ("all", "first") or numbers
 
     @property
     def _numbers(self) -> list[str]:

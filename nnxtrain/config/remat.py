@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nnxtrain.config.key import key, none_of
+from nnxtrain.config.echo import echo
+from nnxtrain.config.key import Problem, key
+from nnxtrain.config.lookup import none_of
+from nnxtrain.config.reads import when
 from nnxtrain.tags import LAYER_INPUT, TAGS
 
 ACTIONS = ("save", "offload", "recompute")
@@ -32,28 +35,36 @@ class RematConfig:
             "custom",
         ),
     )
-    tags: tuple[str, ...] = key((), "TAG=save, TAG=offload or TAG=recompute for each tag that custom keeps or not")
+    tags: tuple[str, ...] = key(
+        (),
+        "TAG=save, TAG=offload or TAG=recompute for each tag that custom keeps or not",
+        read=when("remat.policy", "custom"),
+    )
 
     @property
     def actions(self) -> dict[str, str]:
         """What happens to each tag that `tags` names; the others are recomputed."""
         return dict(word.split("=", 1) for word in self.tags)
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`."""
-        if self.tags and self.policy != "custom":
-            yield "remat.tags", f"read by remat.policy=custom alone, not by remat.policy={self.policy}"
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        return self._custom(), self._tags()
+
+    def _custom(self) -> Iterator[Problem]:
         if not self.tags and self.policy == "custom":
             yield "remat.policy", "custom needs remat.tags, such as remat.tags=mlp_hidden=save; full keeps no tag"
+
+    def _tags(self) -> Iterator[Problem]:
         seen: set[str] = set()
         for word in self.tags:
             tag, equals, action = word.partition("=")
+            shown = echo(word)
             if not equals:
-                yield "remat.tags", f"{word!r} is no pair; write {word}=save, {word}=offload or {word}=recompute"
+                yield "remat.tags", f"'{shown}' is no pair; write {shown}=save, {shown}=offload or {shown}=recompute"
             elif tag not in TAGS:
                 yield "remat.tags", none_of(tag, TAGS)
             elif action not in ACTIONS:
-                yield "remat.tags", f"{word}: {none_of(action, ACTIONS)}"
+                yield "remat.tags", f"{shown}: {none_of(action, ACTIONS)}"
             elif tag in seen:
                 yield "remat.tags", f"{tag} is named twice"
             elif word == f"{LAYER_INPUT}=recompute":

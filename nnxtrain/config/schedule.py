@@ -1,9 +1,13 @@
 """The learning rate of each update."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nnxtrain.config.key import key
+from nnxtrain.config.key import Problem, key
+from nnxtrain.config.reads import when
+
+DECAYS = when("schedule.name", "cosine", "linear", "wsd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,18 +25,36 @@ class ScheduleConfig:
         None,
         "updates of the decay: from the peak on, wsd to the end; null = all that are left, wsd a tenth of steps",
         span="[0, inf)",
+        read=DECAYS,
     )
     decay_fraction: float | None = key(
-        None, "instead of decay_steps: share of the run's steps, rounded to a whole number", span="[0, 1]"
+        None, "instead of decay_steps: share of the run's steps, rounded to a whole number", span="[0, 1]", read=DECAYS
     )
-    final_fraction: float = key(0.1, "last learning rate as a share of the peak", span="[0, 1]")
+    final_fraction: float = key(
+        0.1,
+        "last learning rate as a share of the peak",
+        span="[0, 1]",
+        read=DECAYS | when("schedule.name", "inverse_sqrt"),
+    )
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)`."""
-        for name, steps, fraction, off in (
-            ("warmup", self.warmup_steps or None, self.warmup_fraction, 0),
-            ("decay", self.decay_steps, self.decay_fraction, "null"),
-        ):
-            if steps is not None and fraction is not None:
-                rule = f"{fraction} and schedule.{name}_steps={steps} say the same thing twice"
-                yield f"schedule.{name}_fraction", f"{rule}; give one, with schedule.{name}_steps={off} if it is this"
+    def warmup(self, steps: int) -> int:
+        """Returns the updates before the peak in a run of so many steps."""
+        return self.warmup_steps if self.warmup_fraction is None else share_of(self.warmup_fraction, steps)
+
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        return (
+            _twice("warmup", self.warmup_steps or None, self.warmup_fraction, off="0"),
+            _twice("decay", self.decay_steps, self.decay_fraction, off="null"),
+        )
+
+
+def share_of(fraction: float, steps: int) -> int:
+    """Returns a share of the steps, rounded to a whole number."""
+    return math.floor(fraction * steps + 0.5)
+
+
+def _twice(name: str, steps: int | None, fraction: float | None, *, off: str) -> Iterator[Problem]:
+    if steps is not None and fraction is not None:
+        rule = f"{fraction} and schedule.{name}_steps={steps} are two ways to set one thing"
+        yield f"schedule.{name}_fraction", f"{rule}; set one of the two, for this one schedule.{name}_steps={off}"

@@ -1,7 +1,8 @@
 """The whole configuration, and the checks that cross its sections."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from nnxtrain.config.aot import AotConfig
@@ -10,10 +11,11 @@ from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.config.data import DataConfig
 from nnxtrain.config.debug import DebugConfig
 from nnxtrain.config.distributed import DistributedConfig
+from nnxtrain.config.echo import echo, has_surrogates
 from nnxtrain.config.engine import EngineConfig
 from nnxtrain.config.eval import EvalConfig
 from nnxtrain.config.generate import GenerateConfig
-from nnxtrain.config.key import key
+from nnxtrain.config.key import Problem, key
 from nnxtrain.config.log import LogConfig
 from nnxtrain.config.loss import LossConfig
 from nnxtrain.config.mesh import BATCH_AXES, CONTEXT_AXES, MeshConfig
@@ -52,44 +54,62 @@ class Config:
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields `(key, what is wrong and what would be right)` for checks that need two sections."""
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # no key: the keys somebody gave
+
+    def checks(self) -> tuple[Iterator[Problem], ...]:
+        """Returns the checks that need two sections; each yields what is wrong and what would be right."""
+        mesh = self._mesh_checks(lambda: {name: max(size, 1) for name, size in self.mesh.sizes().items()})
+        return self._run_name(), self._chunks(), *mesh, self._first_trace(), self._traced_process()
+
+    def _run_name(self) -> Iterator[Problem]:
         name = self.run_name
-        if name is not None and (name in ("", ".", "..") or set("/\\\0") & set(name) or len(name.encode()) > 255):
-            yield "run_name", f"{name[:60]!r} must be the name of one folder: at most 255 bytes, without slashes"
-        if not self.output_dir or "\0" in self.output_dir:
-            yield "output_dir", f"{self.output_dir!r} must name a folder"
-        chunks = self.loss.chunks
-        if chunks and self.batch.sequence % chunks:
-            fits = max(n for n in range(1, chunks + 1) if self.batch.sequence % n == 0)
-            yield (
-                "loss.chunks",
-                f"{chunks} must divide batch.sequence={self.batch.sequence}; the next that fits is {fits}",
-            )
-        yield from self.mesh_problems({name: max(size, 1) for name, size in self.mesh.sizes().items()})
+        if name is not None and has_surrogates(name):
+            yield "run_name", f"'{echo(name)}' is not UTF-8 text; give another, run_name=NAME"
+        elif name is not None and (name in (".", "..") or {"/", "\\"} & set(name) or len(name.encode()) > 255):
+            yield "run_name", f"'{echo(name)}' must be the name of one folder: at most 255 bytes, without slashes"
+
+    def _chunks(self) -> Iterator[Problem]:
+        chunks, tokens = self.loss.chunks, self.batch.sequence
+        if chunks and tokens % chunks:
+            fits = max(n for n in range(1, min(chunks, tokens) + 1) if tokens % n == 0)
+            yield "loss.chunks", f"{chunks} must divide batch.sequence={tokens}; the next that fits is {fits}"
+
+    def _first_trace(self) -> Iterator[Problem]:
         if self.profile.enabled and (first := self.profile.first_traced) >= self.steps:
             waits = f"profile.wait={self.profile.wait} and profile.warmup={self.profile.warmup}"
             rule = f"with {waits} the first trace would be of step {first}, counted from 0"
             yield "profile.skip_first", f"{rule}; it must lie below steps={self.steps}"
-        if self.profile.enabled and not self.distributed.detect and not any(self.profile.problems()):
-            there = self.distributed.processes
-            if not any(map(self.profile.is_traced, range(there))):
-                rule = f"{self.profile.processes} names none of the {there} processes of distributed.processes"
-                yield "profile.processes", f"{rule}; they are counted from 0"
 
-    def mesh_problems(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-        """Yields what is wrong with cutting batches over so many devices along each axis, and what would be right."""
+    def _traced_process(self) -> Iterator[Problem]:
+        profile, there = self.profile, self.distributed.processes
+        is_known = profile.enabled and not self.distributed.detect and profile.names_processes
+        if is_known and not any(map(profile.is_traced, range(there))):
+            rule = f"{profile.processes} names none of the {there} processes of distributed.processes"
+            yield "profile.processes", f"{rule}; they are counted from 0"
+
+    def mesh_problems(self, sizes: Mapping[str, int]) -> Iterator[Problem]:
+        """Yields what is wrong with sharding batches over so many devices along each axis, and what would be right."""
+        return itertools.chain.from_iterable(self._mesh_checks(lambda: sizes))
+
+    def _mesh_checks(self, sizes: Callable[[], Mapping[str, int]]) -> tuple[Iterator[Problem], ...]:
+        return self._train_rows(sizes), self._eval_rows(sizes), self._tokens(sizes)
+
+    def _train_rows(self, sizes: Callable[[], Mapping[str, int]]) -> Iterator[Problem]:
+        yield from self._rows("batch.global_size", self.batch.microbatch, self.batch.accum_steps, sizes=sizes())
+
+    def _eval_rows(self, sizes: Callable[[], Mapping[str, int]]) -> Iterator[Problem]:
+        yield from self._rows("eval.global_size", self.eval_rows, 1, sizes=sizes())
+
+    def _rows(self, name: str, rows: int, microbatches: int, *, sizes: Mapping[str, int]) -> Iterator[Problem]:
         devices, keys = self.mesh.ways("batch", BATCH_AXES, sizes)
-        for name, rows, microbatches in (
-            ("batch.global_size", self.batch.microbatch, self.batch.accum_steps),
-            ("eval.global_size", self.eval_rows, 1),
-        ):
-            if rows % devices and not self.batch.global_size % self.batch.accum_steps:
-                fits = (rows + -rows % devices) * microbatches
-                pieces = f" in {microbatches} microbatches" if microbatches > 1 else ""
-                rule = f"{rows * microbatches} rows{pieces} cannot be cut over {devices} devices ({keys})"
-                yield name, f"{rule}; the next that fits is {fits}"
-        devices, keys = self.mesh.ways("sequence", CONTEXT_AXES, sizes)
+        if rows % devices and not self.batch.global_size % self.batch.accum_steps:
+            fits = (rows + -rows % devices) * microbatches
+            pieces = f" in {microbatches} microbatches" if microbatches > 1 else ""
+            rule = f"{rows * microbatches} rows{pieces} cannot be cut over {devices} devices ({keys})"
+            yield name, f"{rule}; the next that fits is {fits}"
+
+    def _tokens(self, sizes: Callable[[], Mapping[str, int]]) -> Iterator[Problem]:
+        devices, keys = self.mesh.ways("sequence", CONTEXT_AXES, sizes())
         if short := -self.batch.sequence % devices:
             rule = f"{self.batch.sequence} tokens cannot be cut over {devices} devices ({keys})"
             yield "batch.sequence", f"{rule}; the next that fits is {self.batch.sequence + short}"
@@ -127,20 +147,20 @@ def leaves() -> dict[str, Leaf]:
     """Returns every key of the schema by its dotted path, in order of declaration."""
     found: dict[str, Leaf] = {}
     for declared, kind in _typed(Config):
-        if declared.default is MISSING and is_dataclass(kind):
+        if is_dataclass(kind):
             found |= {
                 path: Leaf(path, below, leaf_type)
                 for below, leaf_type in _typed(kind)
                 for path in [f"{declared.name}.{below.name}"]
             }
-        else:
+        elif declared.metadata:
             found[declared.name] = Leaf(declared.name, declared, kind)
     return found
 
 
 def sections() -> dict[str, type]:
     """Returns the dataclass of each section by its name."""
-    return {declared.name: kind for declared, kind in _typed(Config) if declared.default is MISSING}
+    return {declared.name: kind for declared, kind in _typed(Config) if isinstance(kind, type) and is_dataclass(kind)}
 
 
 def _typed(section: Any) -> Iterator[tuple[Field, Any]]:

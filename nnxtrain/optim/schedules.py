@@ -20,14 +20,13 @@ Sources: Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine); Vaswani et al. 2
 root); Hu et al. 2024, arXiv:2404.06395 (warm-up, stable, decay).
 """
 
-import math
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from nnxtrain.config.lookup import lookup
-from nnxtrain.config.schedule import ScheduleConfig
+from nnxtrain.config.schedule import ScheduleConfig, share_of
 from nnxtrain.types import Curve, Phases, Schedule
 
 WSD_DECAY = 0.1  # share of the steps that wsd decays over unless it is told
@@ -66,13 +65,13 @@ SCHEDULES: dict[str, Curve] = {
 
 def phases_of(config: ScheduleConfig, steps: int) -> Phases:
     """Returns the phases of a run of `steps` steps, in updates."""
-    warmup = config.warmup_steps if config.warmup_fraction is None else _share(config.warmup_fraction, steps)
+    warmup = config.warmup(steps)
     if config.decay_steps is not None:
         decay = config.decay_steps
     elif config.decay_fraction is not None:
-        decay = _share(config.decay_fraction, steps)
+        decay = share_of(config.decay_fraction, steps)
     else:
-        decay = _share(WSD_DECAY, steps) if config.name == "wsd" else max(steps - 1 - warmup, 0)
+        decay = share_of(WSD_DECAY, steps) if config.name == "wsd" else max(steps - 1 - warmup, 0)
     return Phases(warmup, decay, steps, config.final_fraction)
 
 
@@ -89,10 +88,6 @@ def make_schedule(
         return peak * jnp.where(update < phases.warmup, rising, curve(update, phases))
 
     return schedule
-
-
-def _share(fraction: float, steps: int) -> int:
-    return math.floor(fraction * steps + 0.5)
 
 
 def _progress(update: jax.Array, start: int, length: int) -> jax.Array:

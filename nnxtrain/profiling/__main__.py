@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnxtrain.cli.command import make_parser, run
+from nnxtrain.cli.command import make_parser, refuse_empty, run
+from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     merging = commands.add_parser("merge", help="copy the traces of a window's processes into one session")
     merging.add_argument("places", nargs=1, metavar="DIR")
     arguments = parser.parse_args(argv)
+    refuse_empty(arguments)
     places = [Path(place).expanduser() for place in arguments.places]
-    if missing := [str(place) for place in places if not place.exists()]:
+    if missing := [echo(place) for place in places if not os.path.exists(place)]:
         raise ConfigError(f"{' and '.join(missing)}: there is no such file or folder")
     if arguments.command == "merge":
         return _merge(*places)

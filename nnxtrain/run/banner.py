@@ -9,7 +9,7 @@ from flax import nnx
 from nnxtrain import __version__
 from nnxtrain.build.feed import Data
 from nnxtrain.build.program import Program
-from nnxtrain.config.load import as_mapping
+from nnxtrain.config.record import as_mapping
 from nnxtrain.data.batches import Position
 from nnxtrain.host.environment import environment
 from nnxtrain.sharding.audit import parts_of

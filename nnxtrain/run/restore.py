@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nnxtrain.build.feed import Data
 from nnxtrain.checkpoint.saver import find_weights, load_weights, restore_run
 from nnxtrain.checkpoint.store import CheckpointStore
-from nnxtrain.config.load import as_mapping, differences
+from nnxtrain.config.record import as_mapping, differences
 from nnxtrain.data.batches import START, Position
 from nnxtrain.engine.base import Engine
 from nnxtrain.errors import ConfigError

@@ -19,7 +19,7 @@ from nnxtrain.build.tokenizer import tokenizer_name
 from nnxtrain.checkpoint.saver import Saver, Snapshot
 from nnxtrain.checkpoint.store import CheckpointStore
 from nnxtrain.checkpoint.tree import all_finite
-from nnxtrain.config.load import to_yaml
+from nnxtrain.config.record import to_yaml
 from nnxtrain.config.schema import Config
 from nnxtrain.data.batches import Position
 from nnxtrain.errors import STOPPED, CheckpointError, NonFiniteError, UserError

@@ -1,16 +1,25 @@
 """The command line as a user meets it: one message, exit code 2, nothing written, and no jax for questions."""
 
 import importlib.util
+import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from nnxtrain import errors
-from nnxtrain.cli import command
 from nnxtrain.cli.command import guarded
-from nnxtrain.config.load import LEAVES, load
+from nnxtrain.config.checks import LEAVES
+from nnxtrain.config.load import load
+from nnxtrain.config.record import to_yaml
+from nnxtrain.evaluate import main as evaluate
+from nnxtrain.generate import main as generate
+from nnxtrain.host import platform
+from nnxtrain.launch import main as launch
+from nnxtrain.profiling.__main__ import main as profiling
 from nnxtrain.train import main
 from tests.support import ROOT, TINY, run_module
 
@@ -45,7 +54,7 @@ BROKEN = {
     "list at the top": ("- steps: 1\n", ()),
     "not UTF-8": (b"# caf\xe9\nsteps: 1\n", ()),
     "NUL in the file": (b"steps: \x00\n", ()),
-    "nested without end": ("[" * 5000, ()),
+    "nested without end": ("[" * 1500, ()),
     "section as key": ("model: llama2-7b\n", ()),
     "text for a float": ("optimizer: {learning_rate: fast}\n", ()),
     "nan": ("", ("optimizer.learning_rate=nan",)),
@@ -72,18 +81,131 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_configuration_ends_with_one_message_and_leaves_nothing(write, tmp_path, trap, kind):
-    """No traceback, exit 2, before jax is imported, and not even an empty folder (B01, B02, B03, B10)."""
+def test_a_broken_configuration_ends_with_one_message_and_leaves_nothing(write, tmp_path, monkeypatch, capsys, kind):
+    """Exit 2, and not even an empty folder (B01, B02, B03, B10)."""
     content, words = BROKEN[kind]
     write(content)
-    ended = run_module("train", "run.yml", *words, cwd=tmp_path, **trap)
-    assert "Traceback" not in ended.stderr
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("error: ")
-    assert ended.stderr.count("error:") == 1
-    assert "run.yml" in ended.stderr or "command line '" in ended.stderr
+    monkeypatch.chdir(tmp_path)
+    assert guarded(main, ["run.yml", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("error:") == 1
+    assert "run.yml" in printed.err or "command line '" in printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["run.yml"]
+
+
+def test_a_refusal_comes_without_jax_and_without_a_traceback(write, tmp_path, trap):
+    """As a process: the import of jax alone takes seconds."""
+    write("stepz: 1\nmodel: {layers: x, kv_heads: 3}\n")
+    ended = run_module("train", "run.yml", "optimizer.momentum=0.9", cwd=tmp_path, **trap)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: 4 problems")
+    assert "Traceback" not in ended.stderr
+
+
+def test_bytes_of_a_command_line_that_are_not_utf8_are_refused_in_one_line(tmp_path):
+    """A name in Latin-1 under LC_ALL=C ended in a traceback (N18)."""
+    command = [sys.executable, "-m", "nnxtrain.train", str(TINY), b"run_name=caf\xe9"]
+    environment = os.environ | {"LC_ALL": "C", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment, timeout=100)
+    assert ended.returncode == 2
+    assert ended.stderr.decode("ascii").count("\n") == 1
+    assert b"run_name: 'caf\\udce9' is not UTF-8 text" in ended.stderr
+
+
+EMPTY = {
+    "configuration": (main, ["", "steps=5"], "CONFIG.yml ''"),
+    "--list-keys": (main, ["--list-keys", ""], "--list-keys ''"),
+    "--list-keys=": (main, ["--list-keys="], "--list-keys ''"),
+    "run to write from": (generate, [""], "RUN_DIR ''"),
+    "run to evaluate": (evaluate, [""], "RUN_DIR ''"),
+    "--html": (profiling, ["show", ".", "--html", ""], "--html ''"),
+    "--html=": (profiling, ["compare", ".", ".", "--html="], "--html ''"),
+    "traces": (profiling, ["show", ""], "DIR ''"),
+    "traces to merge": (profiling, ["merge", ""], "DIR ''"),
+    "word": (main, [str(TINY), ""], "command line ''"),
+    "output_dir": (main, [str(TINY), "output_dir="], "output_dir: '' is empty"),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_an_empty_word_names_nothing(tmp_path, monkeypatch, capsys, kind):
+    """`--html ''` wrote no page and said nothing; an empty folder is this folder."""
+    monkeypatch.chdir(tmp_path)
+    start, words, says = EMPTY[kind]
+    assert guarded(start, words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+ODD = ("\x1b[31mred", "x" * 5000, "a\nerror: b", "caf\udce9", "\u202eevil", "\x07")
+
+
+@pytest.mark.parametrize("text", ODD, ids=ascii)
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (main, ["{}"]),
+        (main, ["{}=1"]),
+        (main, [str(TINY), "{}"]),
+        (main, [str(TINY), "run_name={}", "model.name={}"]),
+        (main, [str(TINY), "--{}"]),
+        (main, ["--list-keys", "{}"]),
+        (generate, ["{}"]),
+        (evaluate, ["{}"]),
+        (profiling, ["show", "{}"]),
+        (profiling, ["{}"]),
+        (profiling, ["show", ".", "--top", "{}"]),
+        (launch, ["{}", "--", "train"]),
+        (launch, ["processes={}", "--", "train"]),
+    ],
+)
+def test_odd_words_are_echoed_safely_by_every_command(tmp_path, monkeypatch, capsys, start, words, text):
+    """Control characters of a word would reach the terminal, newlines forge messages, half a character is no text."""
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = guarded(start, [word.format(text) for word in words])
+    except SystemExit as ended:  # argparse
+        code = ended.code
+    assert code == 2
+    for line in capsys.readouterr().err.split("\n"):
+        assert line.isprintable()
+        assert len(line) < 1100
+        assert not line.startswith("error: b")
+
+
+def test_what_another_command_reads_is_said(capsys):
+    """A file may serve two commands; a topology does nothing to a training, and whoever gives it should know."""
+    words = [str(TINY), "aot.topology=cpu:8", "aot.lower_only=true", "--print-config"]
+    assert guarded(main, words) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "note: aot.lower_only=true has no effect here: it is read by python -m nnxtrain.aot",
+        "note: aot.topology=cpu:8 has no effect here: it is read by python -m nnxtrain.aot",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("steps=20", "schedule.warmup_steps=20"), "schedule.warmup_steps: the warm-up of 20 updates"),
+        (("steps=20", "schedule.warmup_steps=500"), "schedule.warmup_steps: the warm-up of 500 updates"),
+        (("steps=7", "schedule.warmup_fraction=1"), "schedule.warmup_fraction: the warm-up of 7 updates"),
+        (("steps=20", "schedule.warmup_steps=19"), None),
+        (("steps=0", "schedule.warmup_steps=5"), None),
+    ],
+)
+def test_a_warm_up_as_long_as_the_run_is_said_with_its_numbers(capsys, words, says):
+    """Such a run never meets its learning rate; a short trial of a long run is a fair use, so it is not refused."""
+    assert guarded(main, [str(TINY), *words, "--print-config"]) == 0
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == (says is not None)
+    if says:
+        assert printed.startswith(f"note: {says} is no shorter than the run, {words[0]}: ")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +311,41 @@ def test_a_switch_that_is_off_is_printed_as_false(capsys, text):
     assert "  scan_layers: false\n" in capsys.readouterr().out
 
 
+@pytest.fixture
+def finished(write, tmp_path):
+    """Returns the directory of a run that says it is done, as far as the question whether it is reads it."""
+    folder = tmp_path / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    config = load(TINY, [f"output_dir={tmp_path}/runs"])
+    (folder / "config.yml").write_text(to_yaml(config))
+    summary = {"status": "done", "step": config.steps, "final_loss": 1.5}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("seed: 0\n", "seed: 0\nold_key: 3\nold_section: {a: 1}\n"),
+        ("  qk_norm: false\n", "  qk_norm: false\n  gone: [a, b]\n"),
+        ("  norm_eps: 1.0e-05\n", ""),
+        ("name: adamw", "name: a_rule_that_is_gone"),
+        ("steps: 20\n", "steps: twenty\n"),
+        ("  momentum: 0.0  # filled in\n", "  momentum: 0.9\n"),
+        ("seed: 0\n", "seed: 0\n{"),
+    ],
+)
+def test_a_finished_run_of_another_version_is_finished(finished, tmp_path, capsys, old, new):
+    """A renamed key made every old run a configuration error, exit 2."""
+    file = finished / "config.yml"
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    assert guarded(main, [str(TINY), f"output_dir={tmp_path}/runs"]) == 0
+    printed = capsys.readouterr()
+    assert f"{finished} is finished: step 20" in printed.out
+    assert printed.err == ""
+
+
 def test_help_names_every_way_in_and_every_exit_code(capsys):
     """A module that can be started and is not named is not found."""
     with pytest.raises(SystemExit) as ended:
@@ -228,7 +385,7 @@ def test_every_key_is_listed_with_its_meaning(capsys):
 def test_a_dry_run_counts_what_a_run_would_hold(tmp_path, monkeypatch, capsys):
     """Llama 2 7B: 6.74 billion weights in float32 and two moments each, 12 bytes a weight; nothing is written."""
     monkeypatch.chdir(tmp_path)
-    assert guarded(main, [str(LLAMA), "data.source=synthetic", "steps=10", "--dry-run"]) == 0
+    assert guarded(main, [str(LLAMA), "data.source=synthetic", "steps=10", "schedule.warmup_steps=1", "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "6.74 B" in printed.out
@@ -315,7 +472,7 @@ def test_a_compiler_of_tpus_decides_only_where_there_is_no_accelerator(device, c
         (tmp_path / device).parent.mkdir(exist_ok=True)
         (tmp_path / device).touch()
     monkeypatch.setenv("JAX_PLATFORMS", "")
-    monkeypatch.setattr(command, "find_spec", lambda name: name)
-    monkeypatch.setattr(command, "DEVICES", tmp_path)
-    command.choose_platform(load(TINY, []))
+    monkeypatch.setattr(platform, "find_spec", lambda name: name)
+    monkeypatch.setattr(platform, "DEVICES", tmp_path)
+    platform.choose_platform(load(TINY, []))
     assert os.environ["JAX_PLATFORMS"] == chosen

@@ -5,6 +5,7 @@ import pytest
 
 from nnxtrain.cli.command import guarded
 from nnxtrain.cli.show_schedule import HEIGHT, WIDTH, plot
+from nnxtrain.config.record import to_yaml
 from nnxtrain.optim.schedules import SCHEDULES, make_schedule
 from nnxtrain.run.recompiles import CompileLog
 from nnxtrain.train import main
@@ -49,9 +50,14 @@ def test_runs_of_a_few_steps_are_shown(capsys, steps):
 
 def test_a_finished_run_can_be_looked_at(tmp_path, capsys):
     """The answer is the curve, not that there is nothing to do."""
-    words = (str(TINY), f"output_dir={tmp_path}", "steps=0")
-    assert guarded(main, [*words, "model.layers=1", "model.embed=32"]) == 0
-    _, table = shown(capsys, *words[1:], "steps=2")
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.yml").write_text(to_yaml(tiny("steps=2", f"output_dir={tmp_path}")))
+    (folder / "summary.json").write_text('{"status": "done", "step": 2, "final_loss": 1.0}')
+    words = (f"output_dir={tmp_path}", "steps=2")
+    assert guarded(main, [str(TINY), *words]) == 0
+    assert "is finished" in capsys.readouterr().out
+    _, table = shown(capsys, *words)
     assert list(table) == [0, 1]
 
 

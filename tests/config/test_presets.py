@@ -2,8 +2,10 @@
 
 import pytest
 
-from nnxtrain.config.load import LEAVES, load, to_yaml, value_at
+from nnxtrain.config.checks import LEAVES, value_at
+from nnxtrain.config.load import load
 from nnxtrain.config.presets import PRESETS
+from nnxtrain.config.record import to_yaml
 
 COUNTS = {  # parameters as their papers and model cards round them, in millions
     "gpt2-124m-like": 124,

@@ -15,7 +15,10 @@ from tests.support import ROOT, TINY
     [
         ("remat.policy=ful", ["'ful' is not one of none, full, dots,", "did you mean full?"]),
         ("remat.policy=custom", ["remat.policy: custom needs remat.tags", "remat.tags=mlp_hidden=save"]),
-        ("remat.tags=mlp_up=save", ["remat.tags: read by remat.policy=custom alone, not by remat.policy=none"]),
+        (
+            "remat.tags=mlp_up=save",
+            ["remat.tags: [mlp_up=save] has no effect", "remat.policy=custom", "remat.policy is none"],
+        ),
         ("remat.policy=custom remat.tags=mlp_upp=save", [f"'mlp_upp' is not one of {', '.join(TAGS)}", "mlp_up?"]),
         (
             "remat.policy=custom remat.tags=keys=sav",
@@ -27,7 +30,7 @@ from tests.support import ROOT, TINY
         ("model.pattern=local,globl model.window=4", ["model.pattern: 'globl' is not one of global, local", "global?"]),
         ("model.pattern=[]", ["model.pattern: must name at least one kind of layer"]),
         ("model.pattern=local,global", ["model.window: is missing", "[local, global]"]),
-        ("model.window=8", ["model.window: 8 is read by local layers alone", "model.pattern=[global]"]),
+        ("model.window=8", ["model.window: 8 has no effect", "model.pattern has local", "model.pattern is [global]"]),
         ("model.pattern=local model.window=0", ["model.window: 0 must be at least 1"]),
         ("model.scan_unroll=0", ["model.scan_unroll: 0 must be at least 1"]),
     ],

@@ -78,7 +78,7 @@ def test_broken_yaml_is_refused_with_its_line(refused, content, place):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("content", ["[" * 5000, "{a: " * 5000, "- " * 5000])
+@pytest.mark.parametrize("content", ["[" * 1500, "{a: " * 1500, "- " * 1500])
 def test_yaml_nested_without_end_is_refused(refused, content):
     """The parser recurses, and Python's limit is a traceback."""
     assert refused(content).startswith("run.yml")
@@ -117,13 +117,72 @@ def test_a_folder_is_no_file(tmp_path):
 def test_tags_of_yaml_run_nothing(refused, tmp_path):
     """A configuration from a stranger must not execute code."""
     message = refused(f"steps: !!python/object/apply:os.mkdir [{tmp_path}/made]\n")
-    assert message.startswith("run.yml:1: steps: expected one value")
+    assert message.startswith("run.yml:1: steps: the YAML tag !!python/object/apply:os.mkdir is not supported")
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a: &a {layers: 2}\nmodel: {<<: *a}\n", "run.yml:2: merge keys (<<) are not supported; write out"),
+        ("<<: {steps: 3}\n", "run.yml:1: merge keys (<<) are not supported"),
+        ("model:\n  layers: 2\n  <<: [{embed: 64}]\n", "run.yml:3: merge keys (<<) are not supported"),
+        ("steps: !mine 3\n", "run.yml:1: steps: the YAML tag !mine is not supported"),
+        ("steps: !!binary aGk=\n", "run.yml:1: steps: the YAML tag !!binary is not supported"),
+        (
+            "data: {path: [a, !!python/name:os.system b]}\n",
+            "run.yml:1: data.path: the YAML tag !!python/name:os.system",
+        ),
+        ("model: !!python/dict {layers: 2}\n", "run.yml:1: model: the YAML tag !!python/dict is not supported"),
+        ("data: {path: !!set {a, b}}\n", "run.yml:1: data.path: the YAML tag !!set is not supported"),
+        ("steps: 1\n---\nsteps: 2\n", "run.yml:2: not valid YAML: but found another document; a configuration is one"),
+        (
+            "model:\n\tlayers: 2\n",
+            "run.yml:2: not valid YAML: found character '\\t' that cannot start any token; YAML ind",
+        ),
+        ("data:\n  path: *.txt\n", "run.yml:2: not valid YAML:"),
+        ("1: 2\n", "run.yml:1: unknown key 1; "),
+        ("~: 2\n", "run.yml:1: unknown key ~; "),
+        ("true: 2\n", "run.yml:1: unknown key true; "),
+        ("? [a]\n: 2\n", "run.yml:1: a key must be a plain name"),
+        ("? |\n  a\n  b\n: 2\n", "run.yml:1: unknown key a\\nb\\n; "),
+        ("steps: [1, [2]]\n", "run.yml:1: steps: a list holds plain values"),
+        ("model: {layers: {a: {b: 1}}}\n", "run.yml:1: model.layers: expected a value, got a section"),
+    ],
+)
+def test_what_yaml_can_and_a_configuration_cannot_is_refused_in_one_line(refused, content, says):
+    """The parser takes much that has no meaning here; each of it names its line, and not what else it breaks."""
+    lines = refused(content).splitlines()
+    assert sum(says in line for line in lines) == 1, lines
+    assert len(lines) == 1 or "a: &a" in content
+
+
+def test_anchors_of_values_are_read(loaded):
+    """One number in two places is a fair use; only merging mappings is not."""
+    config = loaded("model: {layers: &n 3, heads: 4, kv_heads: 4}\neval: {every_steps: *n}\n")
+    assert (config.model.layers, config.eval.every_steps) == (3, 3)
 
 
 def test_an_alias_of_itself_ends(refused):
     """A walk over the tree would never return."""
     assert "run.yml:1: unknown key model.x" in refused("model: &a {x: *a}\n")
+
+
+@pytest.mark.parametrize("word", ["run_name=caf\udce9", "data.path=\udcff,b", "generate.prompt=\udc80", "\udce9=1"])
+def test_bytes_that_are_not_utf8_are_refused(refused, word):
+    """A terminal of another encoding sends them, and the first use of the name ended in a traceback (N18)."""
+    message = refused("", word)
+    assert "\n" not in message
+    assert message.isprintable()
+    assert "is not UTF-8 text" in message or "unknown key \\udce9" in message
+
+
+def test_the_name_of_a_file_that_is_not_utf8_is_no_name_of_a_run(write):
+    """The run is called like its file unless it is told otherwise."""
+    path = write("", "caf\udce9.yml")
+    with pytest.raises(ConfigError, match=r"run_name: 'caf\\udce9' is not UTF-8 text; give another, run_name=NAME"):
+        load(path)
+    assert load(path, ["run_name=cafe"]).run_name == "cafe"
 
 
 @pytest.mark.parametrize("word", ["steps", "steps:5", "=5", "", "other.yml"])

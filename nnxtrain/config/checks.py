@@ -1,0 +1,98 @@
+"""Checks of a configuration: those that a broken key takes part in are left out, so that all others can be reported."""
+
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from nnxtrain.config.key import Problem
+from nnxtrain.config.reads import Clause, show
+from nnxtrain.config.schema import Config, leaves, sections
+
+LEAVES = leaves()
+SECTIONS = sections()
+S = TypeVar("S")
+
+
+class _UnsoundError(Exception):
+    """A check reads a key whose own value is refused."""
+
+
+def value_at(config: Config, path: str) -> Any:
+    """Returns the value of the dotted key `path`."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def problems_together(config: Config) -> Iterator[Problem]:
+    """Yields what keys forbid each other, inside each section and across them."""
+    for section in (*(getattr(config, name) for name in SECTIONS), config):
+        for check in _checks_of(section):
+            with contextlib.suppress(_UnsoundError):
+                yield from check
+
+
+def _checks_of(section: Any) -> tuple[Iterator[Problem], ...]:
+    """Returns the checks of a section; none where even the list of them takes a broken key."""
+    with contextlib.suppress(_UnsoundError):
+        return section.checks() if hasattr(section, "checks") else ()
+    return ()
+
+
+def unread(config: Config, path: str) -> str | None:
+    """Returns why no value of the key `path` has an effect in `config`, or None where it has one.
+
+    A name that comes from outside the package may read anything.
+
+    Args:
+        config: of the run, `without` the keys of which nothing can be said.
+        path: of the key.
+    """
+    rule = LEAVES[path].declared.metadata["read"]
+    if rule is None:
+        return None
+
+    def holds(clause: Clause) -> bool:
+        there, choices = value_at(config, clause.path), LEAVES[clause.path].declared.metadata["choices"]
+        is_foreign = bool(choices) and there is not None and there not in choices
+        return is_foreign or clause.holds(there)
+
+    with contextlib.suppress(_UnsoundError):
+        if not rule.holds(holds):
+            value = show(value_at(config, path))
+            return f"{value} has no effect: it is read where {rule.words(lambda other: value_at(config, other))}"
+    return None
+
+
+def without(config: Config, broken: Collection[str]) -> Config:
+    """Returns `config` such that whoever reads one of the keys `broken` learns that it is."""
+    parts = {}
+    for name in SECTIONS:
+        if names := [path.partition(".")[2] for path in broken if path.startswith(f"{name}.")]:
+            parts[name] = _unsound(getattr(config, name), names)
+    return _unsound(replace(config, **parts), [path for path in broken if "." not in path and path in LEAVES])
+
+
+def _unsound(section: S, names: Collection[str]) -> S:
+    """Returns a copy whose attributes `names` raise, or the section itself where there are none."""
+    if not names:
+        return section
+
+    def refuse(section: Any) -> NoReturn:
+        raise _UnsoundError
+
+    kind = type(type(section).__name__, (type(section),), {name: property(refuse) for name in names})
+    copy: S = object.__new__(kind)
+    vars(copy).update(vars(section))
+    return copy
+
+
+def seldom_meant(config: Config) -> Iterator[str]:
+    """Yields lines about what is allowed, but hardly what somebody wants."""
+    warmup = config.schedule.warmup(config.steps)
+    if 0 < config.steps <= warmup:
+        key = "warmup_steps" if config.schedule.warmup_fraction is None else "warmup_fraction"
+        rule = f"the warm-up of {warmup} updates is no shorter than the run, steps={config.steps}"
+        yield f"schedule.{key}: {rule}: the peak, optimizer.learning_rate={config.optimizer.learning_rate}, is not met"
