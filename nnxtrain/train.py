@@ -1,11 +1,15 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
+import os
+import shlex
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import (
+    LAUNCHED,
     answer_about_keys,
     leave_on_signals,
     load_config,
@@ -89,7 +93,15 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
             return dry_run(config, parts)
         from nnxtrain.run.run import execute
 
-        return execute(config, folder, registry=parts, began=began)
+        return execute(config, folder, registry=parts, began=began, command=_command(argv))
+
+
+def _command(argv: Sequence[str] | None) -> Sequence[str]:
+    """Returns the words of the command line: those of `launch` where it started this process."""
+    if started := os.environ.get(LAUNCHED):
+        return shlex.split(started)
+    python = sys.orig_argv[0]
+    return sys.orig_argv if argv is None else [python, "-m", "nnxtrain.train", *argv]
 
 
 def _is_finished(config: Config, folder: Path, *, extra: Mapping[str, Collection[str]] | None) -> bool:

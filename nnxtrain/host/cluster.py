@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ def joined(config: DistributedConfig) -> Iterator["Cluster"]:
     who = (
         f"process {config.process} of {config.processes} at {config.coordinator}" if is_told else "those of the cluster"
     )
-    print(f"meets    {who}, within {config.connect_timeout_s} s", file=sys.stderr, flush=True)
+    print(f"waiting for {who}, at most {config.connect_timeout_s} s", file=sys.stderr, flush=True)
     try:
         jax.distributed.initialize(
             config.coordinator,
@@ -75,8 +75,20 @@ def _end(error: BaseException) -> None:
     os._exit(error.exit_code if isinstance(error, UserError) else 1)
 
 
+class Folders(NamedTuple):
+    """Where a process writes.
+
+    Attributes:
+        own: what one process alone may write: rows, samples, summary, report.
+        run: the run directory, where each process has files under names of its own: traces, stacks of a hang.
+    """
+
+    own: Path
+    run: Path
+
+
 class Cluster:
-    """What this process knows of all processes of the run; one process agrees with itself at once.
+    """What this process knows of all processes of the run; a single process needs no agreement.
 
     Attributes:
         size: number of processes.
@@ -109,19 +121,19 @@ class Cluster:
             raise LostProcessError(f"another process of the run was lost: {what}") from error
 
     @contextlib.contextmanager
-    def folder(self, whole: Path) -> Iterator[Path]:
-        """Gives the folder that this process writes: process 0 the run directory, others one that is gone at the end.
+    def folders(self, whole: Path) -> Iterator["Folders"]:
+        """Gives the folders of this process: process 0 writes the run directory, others one that is gone at the end.
 
-        All processes so do the same, and none has to ask who it is. Checkpoints are those of the run for all.
+        So all processes do the same, and none has to ask which one it is. Checkpoints are those of the run for all.
         """
         if self.index == 0:
-            yield whole
+            yield Folders(whole, whole)
             return
         with tempfile.TemporaryDirectory(prefix="nnxtrain-") as scratch:
             own = Path(scratch) / whole.name
             own.mkdir()
             (own / CHECKPOINTS).symlink_to((whole / CHECKPOINTS).absolute())
-            yield own
+            yield Folders(own, whole)
 
     def any_asks(self, asks: bool) -> bool:
         """Tells whether any process asked, as of the call before this one; all processes call this equally often.
