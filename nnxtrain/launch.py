@@ -69,19 +69,13 @@ class _Group:
         self._killed: set[int] = set()
         meet = f"127.0.0.1:{_free_port()}"
         module, *words = command
+        line = [sys.executable, "-u", "-m", f"nnxtrain.{module}", *words]
+        line += [f"distributed.coordinator={meet}", f"distributed.processes={processes}"]
         self._processes: list[subprocess.Popen[str]] = []
         for index in range(processes):
-            part = ["coordinator=" + meet, f"processes={processes}", f"process={index}"]
             self._processes.append(
                 subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-u",
-                        "-m",
-                        f"nnxtrain.{module}",
-                        *words,
-                        *(f"distributed.{word}" for word in part),
-                    ],
+                    [*line, f"distributed.process={index}"],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

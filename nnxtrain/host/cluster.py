@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from nnxtrain.config.distributed import DistributedConfig
 from nnxtrain.errors import ConfigError, LostProcessError, UserError
+from nnxtrain.host.rendezvous import check_in
 
 CHECKPOINTS = "checkpoints"
 LOSSES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "coordination service", "heartbeat", "closed by peer")
@@ -29,10 +30,11 @@ def joined(config: DistributedConfig) -> Iterator["Cluster"]:
     When something goes wrong here, this process ends at once, with the exit code of the error, and waits for nobody:
     the others, which would wait for it for good, find it lost.
 
-    A process that never comes ends the others after `distributed.connect_timeout_s`: jax aborts them (exit code 134).
+    A process that never comes ends the others after `distributed.connect_timeout_s`.
 
     Raises:
-        ConfigError: no cluster is found, or it does not say who takes part.
+        ConfigError: no cluster is found, or it does not say who takes part; the coordinator's port is taken, or a
+            process number was given twice.
         LostProcessError: the processes did not meet.
     """
     if not config.is_joined:
@@ -44,6 +46,13 @@ def joined(config: DistributedConfig) -> Iterator["Cluster"]:
         f"process {config.process} of {config.processes} at {config.coordinator}" if is_told else "those of the cluster"
     )
     print(f"waiting for {who}, at most {config.connect_timeout_s} s", file=sys.stderr, flush=True)
+    if config.coordinator is not None:
+        check_in(
+            config.coordinator,
+            processes=config.processes,
+            process=config.process,
+            timeout_s=config.connect_timeout_s,
+        )
     try:
         jax.distributed.initialize(
             config.coordinator,
