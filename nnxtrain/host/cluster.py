@@ -1,4 +1,4 @@
-"""The processes of one run: how they meet, what they agree on, and how they end when one is lost."""
+"""What the processes of one run agree on, and how they end when one is lost."""
 
 import contextlib
 import os
@@ -6,82 +6,19 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from nnxtrain.config.distributed import DistributedConfig
-from nnxtrain.errors import ConfigError, LostProcessError, UserError
-from nnxtrain.host.rendezvous import check_in
+from nnxtrain.errors import LostProcessError, UserError
 
 CHECKPOINTS = "checkpoints"
 LOSSES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "coordination service", "heartbeat", "closed by peer")
-
-
-@contextlib.contextmanager
-def joined(config: DistributedConfig) -> Iterator["Cluster"]:
-    """Meets the other processes of the run, if there are any, and parts from them when all are done.
-
-    When something goes wrong here, this process ends at once, with the exit code of the error, and waits for nobody:
-    the others, which would wait for it for good, find it lost.
-
-    A process that never comes ends the others after `distributed.connect_timeout_s`.
-
-    Raises:
-        ConfigError: no cluster is found, or it does not say who takes part; the coordinator's port is taken, or a
-            process number was given twice.
-        LostProcessError: the processes did not meet.
-    """
-    if not config.is_joined:
-        yield Cluster()
-        return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    is_told = config.coordinator is not None
-    who = (
-        f"process {config.process} of {config.processes} at {config.coordinator}" if is_told else "those of the cluster"
-    )
-    print(f"waiting for {who}, at most {config.connect_timeout_s} s", file=sys.stderr, flush=True)
-    if config.coordinator is not None:
-        check_in(
-            config.coordinator,
-            processes=config.processes,
-            process=config.process,
-            timeout_s=config.connect_timeout_s,
-        )
-    try:
-        jax.distributed.initialize(
-            config.coordinator,
-            config.processes if is_told else None,
-            config.process if is_told else None,
-            cluster_detection_method=None if config.detect else "deactivate",
-            initialization_timeout=config.connect_timeout_s,
-            heartbeat_timeout_seconds=config.heartbeat_timeout_s,
-        )
-    except ValueError as error:
-        raise ConfigError(f"distributed.detect={str(config.detect).lower()}: {str(error).splitlines()[0]}") from error
-    except RuntimeError as error:
-        raise LostProcessError(f"the processes did not meet: {str(error).splitlines()[0]}") from error
-    try:
-        yield Cluster()
-    except BaseException as error:
-        _end(error)
-    jax.distributed.shutdown()
-
-
-def _end(error: BaseException) -> None:
-    """Ends this process because of an error."""
-    if isinstance(error, UserError):
-        print(f"error: {error}", file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(error.exit_code if isinstance(error, UserError) else 1)
 
 
 class Folders(NamedTuple):
@@ -102,12 +39,14 @@ class Cluster:
     Attributes:
         size: number of processes.
         index: of this one; process 0 writes the run directory.
+        leave: writes what the run's end is to say, given exit code and reason, before a lost process ends this one.
     """
 
     def __init__(self) -> None:
         is_joined = jax.distributed.is_initialized()  # by us, or by whoever started this process
         self.size = jax.process_count() if is_joined else 1
         self.index = jax.process_index() if is_joined else 0
+        self.leave: Callable[[int, str], None] = lambda code, reason: None
         self._clock = 0.0
         self._asked: jax.Array | None = None
         if self.size > 1:
@@ -128,6 +67,14 @@ class Cluster:
                 raise
             what = str(error).splitlines()[0][:200]
             raise LostProcessError(f"another process of the run was lost: {what}") from error
+
+    def lose(self, what: str) -> None:
+        """Ends this process, from whichever thread it is called, because another one is lost."""
+        error = LostProcessError(what)
+        try:
+            self.leave(error.exit_code, what)
+        finally:
+            end_process(error)
 
     @contextlib.contextmanager
     def folders(self, whole: Path) -> Iterator["Folders"]:
@@ -171,3 +118,14 @@ class Cluster:
         numbers = np.array([np.nan if value is None else value for value in values], np.float32)
         told = np.asarray(multihost_utils.broadcast_one_to_all(numbers)).tolist()
         return [None if np.isnan(value) else value for value in told]
+
+
+def end_process(error: BaseException) -> NoReturn:
+    """Ends this process at once because of an error, with its exit code, and waits for nobody."""
+    if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, UserError) else 1)

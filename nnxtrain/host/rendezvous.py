@@ -18,8 +18,10 @@ LONGEST = 1024  # bytes of a message
 PAUSE_S = 0.2  # between two attempts to connect
 
 
-def check_in(address: str, *, processes: int, process: int, timeout_s: float) -> None:
-    """Returns when each process of the run is there once.
+def check_in(address: str, *, processes: int, process: int, timeout_s: float) -> dict[int, socket.socket]:
+    """Returns when each process of the run is there once: the connections to the others, by their numbers.
+
+    Process 0 has one to each, the others have one to process 0; they stay open beside jax's service on the same port.
 
     Args:
         address: `HOST:PORT` of process 0.
@@ -33,9 +35,8 @@ def check_in(address: str, *, processes: int, process: int, timeout_s: float) ->
     """
     deadline = time.monotonic() + timeout_s
     if process == 0:
-        _Desk(address, processes=processes, deadline=deadline, timeout_s=timeout_s).wait()
-    else:
-        _report(address, processes=processes, process=process, deadline=deadline, timeout_s=timeout_s)
+        return _Desk(address, processes=processes, deadline=deadline, timeout_s=timeout_s).wait()
+    return {0: _report(address, processes=processes, process=process, deadline=deadline, timeout_s=timeout_s)}
 
 
 class _Desk:
@@ -48,8 +49,8 @@ class _Desk:
         self._timeout_s = timeout_s
         self._here: dict[int, socket.socket] = {}
 
-    def wait(self) -> None:
-        """Returns when every process has come; tells each of them, or why not."""
+    def wait(self) -> dict[int, socket.socket]:
+        """Returns the connections by number when every process has come; tells each of them, or why not."""
         with self._listening() as server, selectors.DefaultSelector() as selector:
             selector.register(server, selectors.EVENT_READ)
             try:
@@ -65,6 +66,7 @@ class _Desk:
             except (ConfigError, LostProcessError) as error:
                 self._tell(str(error).encode())
                 raise
+        return self._here
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:
@@ -101,7 +103,6 @@ class _Desk:
     def _tell(self, message: bytes) -> None:
         for peer in self._here.values():
             _send(peer, message)
-            peer.close()
 
     def _missing(self) -> str:
         missing = [str(number) for number in range(1, self._processes) if number not in self._here]
@@ -109,22 +110,24 @@ class _Desk:
         return f"{who} of {self._processes} did not come to {self._address} within {self._timeout_s:g} s"
 
 
-def _report(address: str, *, processes: int, process: int, deadline: float, timeout_s: float) -> None:
-    """Says to process 0 that this one is there, and waits until all are."""
+def _report(address: str, *, processes: int, process: int, deadline: float, timeout_s: float) -> socket.socket:
+    """Says to process 0 that this one is there; returns the connection when all are."""
     host, _, port = address.rpartition(":")
     late = f"process {process} of {processes} did not meet process 0 at {address} within {timeout_s:g} s"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as peer:
-                peer.sendall(b"%s %d %d" % (GREETING, process, processes))
-                answer = _received(peer)
+            peer = socket.create_connection((host.strip("[]"), int(port)), timeout=left)
+            peer.sendall(b"%s %d %d" % (GREETING, process, processes))
+            answer = _received(peer)
         except TimeoutError as error:
             raise LostProcessError(late) from error
         except OSError:  # process 0 is not there yet
             time.sleep(min(PAUSE_S, left))
             continue
-        if answer == GO_ON:
-            return
+        if answer.startswith(GO_ON):
+            peer.settimeout(None)
+            return peer
+        peer.close()
         if not answer:  # it left before it said anything
             time.sleep(min(PAUSE_S, left))
             continue

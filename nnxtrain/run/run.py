@@ -9,9 +9,10 @@ from nnxtrain.build.feed import Data, open_data
 from nnxtrain.build.program import make_program
 from nnxtrain.build.registry import BUILT_IN, Registry
 from nnxtrain.config.schema import Config
-from nnxtrain.host.cluster import Cluster, joined
+from nnxtrain.host.cluster import Cluster
 from nnxtrain.host.compilation_cache import use_compilation_cache
 from nnxtrain.host.console import Console
+from nnxtrain.host.join import joined
 from nnxtrain.profiling.session import OnTrace
 from nnxtrain.run.context import Caller, RunContext, command_to_go_on, make_context
 from nnxtrain.run.directory import locked
@@ -68,6 +69,7 @@ def _execute(config: Config, folder: Path, cluster: Cluster, *, registry: Regist
 def _train(data: Data, context: RunContext) -> int:
     """Opens the parts and trains; whatever happens, summary and report say it."""
     summary, cluster, say = context.summary, context.cluster, context.console.say
+    cluster.leave = summary.leave
     with summary.written_on_exit(), context.signals, context.watchdog, cluster.losses_named():
         if cluster.size > 1:
             context.signals.guard_unsaved()  # none ends alone: the others would wait for it

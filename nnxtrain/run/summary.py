@@ -3,6 +3,7 @@
 import contextlib
 import resource
 import statistics
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ class Summary:
     def __init__(self, folder: Path):
         self._folder = folder
         self._has_begun = False
+        self._lock = threading.RLock()  # a second signal, the watchdog or a lost process ends the run from a thread
         self.values: dict[str, Any] = {"status": "running", "exit_code": None, "step": 0, "reason": None}
         self.figures: Callable[[], dict[str, Any]] = dict
         self.report: Callable[[bool], None] = lambda with_picture: None
@@ -47,17 +49,24 @@ class Summary:
 
     def write(self, *, with_picture: bool = False) -> None:
         """Writes summary and report, if the run got so far that the directory is its own."""
-        if self._has_begun:
+        if not self._has_begun:
+            return
+        with self._lock:
             self.values |= self.figures()
             self.values["peak_host_bytes"] = peak_host_bytes()
             write_json(self._folder / "summary.json", self.values)
             self.report(with_picture)
 
-    def leave(self, code: int) -> None:
-        """Writes that a signal or the watchdog ends the process now with `code`, and releases the directory."""
-        self.values |= {"status": "preempted", "exit_code": code}
+    def leave(self, code: int, reason: str | None = None) -> None:
+        """Writes that the process ends now, and releases the directory; any thread may call it.
+
+        Args:
+            code: exit code.
+            reason: why the run failed; None where a signal or the watchdog ends it.
+        """
         if code == HUNG:
-            self.values |= {"status": "failed", "reason": "no step for debug.hang_timeout_s"}
+            reason = "no step for debug.hang_timeout_s"
+        self.values |= {"status": "failed" if reason else "preempted", "exit_code": code, "reason": reason}
         with contextlib.suppress(Exception):  # the process ends whatever happens here
             self.write()
         (self._folder / LOCK).unlink(missing_ok=True)
