@@ -10,7 +10,12 @@ import pytest
 
 from nnxtrain.cli.command import guarded
 from nnxtrain.config.load import load
+from nnxtrain.config.log import LogConfig
 from nnxtrain.engine.single import SingleEngine
+from nnxtrain.host.console import Console
+from nnxtrain.loops.train_loop import StepRecord
+from nnxtrain.metrics.recorder import Recorder, Scale
+from nnxtrain.metrics.rewind import records
 from nnxtrain.run.context import command_to_go_on
 from nnxtrain.train import main
 from tests.support import TINY, rows_of
@@ -160,3 +165,30 @@ def test_a_resume_that_drops_nothing_leaves_no_empty_file(four, tmp_path):
     assert guarded(main, [*SMALL, "steps=5", "generate.tokens=4", f"output_dir={tmp_path}"]) == 0
     assert not (tmp_path / "tiny" / "metrics.dropped.jsonl").exists()
     assert not (tmp_path / "tiny" / "samples.dropped").exists()
+
+
+def test_every_save_is_a_candidate_for_the_best(tmp_path):
+    """Saves between two evaluations carried no loss, and the best of them was never kept."""
+    own = ("steps=7", "checkpoint.every_steps=2", "eval.every_steps=3", "checkpoint.keep_last=9")
+    assert guarded(main, [*SMALL, *own, "checkpoint.keep_best=validation", f"output_dir={tmp_path}"]) == 0
+    folder = tmp_path / "tiny"
+    losses = {row["step"]: row["loss"] for row in rows_of(folder, "eval")}
+    saved = sorted((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    assert [int(path.name) for path in saved] == [2, 4, 6, 7]
+    for path in saved:
+        assert json.loads((path / "metrics" / "metrics").read_text())["loss"] == pytest.approx(losses[int(path.name)])
+
+
+def test_a_run_that_goes_back_counts_to_its_new_end(tmp_path, capsys):
+    """Rows that a rollback leaves out end the data earlier: the last step was none for console and TensorBoard."""
+    console = Console("lines")
+    scale = Scale(12, 1.0, None, lambda position: 0.0)
+    recorder = Recorder(tmp_path, console, scale=scale, log=LogConfig(every_steps=100))
+    recorder.go_back(0, steps=5)
+    metrics = {"loss": 1.0, "learning_rate": 1.0, "grad_norm": 1.0, "tokens": 8, "bad": False, "skipped": False}
+    recorder.train(StepRecord(5, metrics, None, 1.0, 0.0))
+    recorder.close()
+    console.close()
+    assert "step 5/5" in capsys.readouterr().out
+    points = [event.step for path in sorted((tmp_path / "tensorboard").iterdir()) for _, event in records(path)]
+    assert points[-1] == 5
