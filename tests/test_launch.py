@@ -37,7 +37,7 @@ class Launched:
 
     def __init__(self, *words: str, processes: int = 2, devices: int = 4):
         own = (f"processes={processes}", f"devices_per_process={devices}", "grace_s=60")
-        env = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XLA_FLAGS": ""}
+        env = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}  # compiles as quickly as this process
         command = [sys.executable, "-m", "nnxtrain.launch", *own, "--", "train", *words]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env
