@@ -13,7 +13,7 @@ from jax.profiler import annotate_function
 from nnxtrain.checkpoint.saver import Snapshot
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import STOPPED, CheckpointError, NonFiniteError, UserError
-from nnxtrain.host.files import write_whole
+from nnxtrain.host.files import explain, write_whole
 from nnxtrain.loops.train_loop import StepRecord, run_loop
 from nnxtrain.run.context import RunContext
 from nnxtrain.run.parts import RunParts
@@ -233,7 +233,10 @@ class Training:
         if (best := self._config.checkpoint.keep_best) is not None:
             self._evaluate_sets(step, self._missing(step, [best])[0])  # a checkpoint without a loss is never the best
         self._save(step)
-        self._summary.write()
+        try:
+            self._summary.write()
+        except OSError as error:  # the next save, or the end, writes it again
+            self._say(f"warning  {explain(error)}")
 
     @functools.partial(annotate_function, name="checkpoint")
     def _save(self, step: int) -> bool:
