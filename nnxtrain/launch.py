@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from nnxtrain.cli.command import guarded
+from nnxtrain.cli.command import LAUNCHED, run
 from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError, LostProcessError
 
@@ -24,7 +25,7 @@ example:
 keys:
   processes            processes to start (default 2)
   devices_per_process  devices of each: so many CPU devices, or its share of the GPUs; 0 leaves both alone (default 0)
-  grace_s              seconds that the others have to end when one was lost, before they are killed (default 120)
+  grace_s              seconds that the others have to end once one has ended, before they are killed (default 120)
 
 Every line of output begins with the number of its process. A signal goes on to all processes; they stop at one step.
 The exit code is theirs; when one was lost it is named, and the exit code is 7.
@@ -49,34 +50,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(parser.parse_args(own).words)
     if not command or command[0] not in MODULES:
         raise ConfigError(f"after -- comes one of {', '.join(MODULES)}, with its words; see --help")
-    return _Group(command, **settings).run()
+    line = sys.orig_argv if argv is None else [sys.orig_argv[0], "-m", "nnxtrain.launch", *argv]
+    return _Group(command, {**os.environ, LAUNCHED: shlex.join(line)}, **settings).run()
 
 
 class _Group:
     """The processes of one run, from their start to their end."""
 
-    def __init__(self, command: Sequence[str], *, processes: int, devices_per_process: int, grace_s: int):
+    def __init__(
+        self,
+        command: Sequence[str],
+        outer: Mapping[str, str],
+        *,
+        processes: int,
+        devices_per_process: int,
+        grace_s: int,
+    ):
         self._grace_s = grace_s
+        self._killed: set[int] = set()
         meet = f"127.0.0.1:{_free_port()}"
         module, *words = command
+        line = [sys.executable, "-u", "-m", f"nnxtrain.{module}", *words]
+        line += [f"distributed.coordinator={meet}", f"distributed.processes={processes}"]
         self._processes: list[subprocess.Popen[str]] = []
         for index in range(processes):
-            part = ["coordinator=" + meet, f"processes={processes}", f"process={index}"]
             self._processes.append(
                 subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-u",
-                        "-m",
-                        f"nnxtrain.{module}",
-                        *words,
-                        *(f"distributed.{word}" for word in part),
-                    ],
+                    [*line, f"distributed.process={index}"],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
                     errors="replace",
-                    env=_environment(os.environ, index, devices_per_process),
+                    env=_environment(outer, index, devices_per_process),
                     start_new_session=True,  # a terminal's Ctrl-C reaches them through this process, once
                 )
             )
@@ -99,27 +104,34 @@ class _Group:
         codes = [process.returncode for process in self._processes]
         if lost is None:
             return codes[0]
+        if lost in self._killed:
+            raise LostProcessError(
+                f"process {lost} of {len(codes)} had not ended grace_s={self._grace_s} seconds after another one had, "
+                "and was killed"
+            )
         if codes[lost] > 0 and codes[lost] != LostProcessError.exit_code:
             print(f"process {lost} of {len(codes)} ended with exit code {codes[lost]}", file=sys.stderr)
             return codes[lost]
         raise LostProcessError(f"process {lost} of {len(codes)} was lost ({_how(codes[lost])})")
 
     def _wait(self) -> int | None:
-        """Returns when all have ended: the number of the one that was lost first, or None if all ended alike."""
-        while all(process.poll() in (None, 0) for process in self._processes):
-            if all(process.poll() == 0 for process in self._processes):
-                return None
-            time.sleep(0.05)
-        deadline = time.monotonic() + self._grace_s
+        """Returns when all have ended: the number of the one that was lost first, or None if all ended alike.
+
+        From the first end on, whatever its exit code, the others have `grace_s` to end.
+        """
+        deadline: float | None = None
         ended: list[int] = []
         while len(ended) < len(self._processes):
             ended += [index for index, one in self._numbered() if one.poll() is not None and index not in ended]
-            if time.monotonic() > deadline:
+            if ended and deadline is None:
+                deadline = time.monotonic() + self._grace_s
+            if deadline is not None and time.monotonic() > deadline:
+                self._killed |= {index for index, one in self._numbered() if one.poll() is None}
                 for process in self._processes:
                     process.kill()
             time.sleep(0.05)
         codes = [process.returncode for process in self._processes]
-        if len(set(codes)) == 1 and codes[0] > 0:
+        if len(set(codes)) == 1 and codes[0] >= 0:
             return None
         # a process that notices a loss may be seen to end before the one that was lost
         return min(ended, key=lambda index: (codes[index] in NOTICED or codes[index] == 0, ended.index(index)))
@@ -183,4 +195,4 @@ def _how(code: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(main))
+    run(main)

@@ -1,5 +1,8 @@
 """`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
 
+import os
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import (
     EVERY_KEY,
+    LAUNCHED,
     answer_about_keys,
     leave_on_signals,
     load_config,
@@ -94,7 +98,15 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
             return dry_run(config, parts)
         from nnxtrain.run.run import execute
 
-        return execute(config, folder, registry=parts, began=began)
+        return execute(config, folder, registry=parts, began=began, command=_command(argv))
+
+
+def _command(argv: Sequence[str] | None) -> Sequence[str]:
+    """Returns the words of the command line: those of `launch` where it started this process."""
+    if started := os.environ.get(LAUNCHED):
+        return shlex.split(started)
+    python = sys.orig_argv[0]
+    return sys.orig_argv if argv is None else [python, "-m", "nnxtrain.train", *argv]
 
 
 def _is_finished(config: Config, folder: Path) -> bool:

@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 FLOORS = {
     "train": Row(9, "command: train", 120),
-    "launch": Row(9, "command: several processes on one machine", 130),
+    "launch": Row(9, "command: several processes on one machine", 140),
     "evaluate": Row(9, "command: evaluate only", 120),
     "generate": Row(9, "command: text from a run", 120),
     "aot": Row(9, "command: compile only, and its reports", 160),

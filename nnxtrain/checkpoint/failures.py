@@ -4,7 +4,8 @@ import contextlib
 import logging
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nnxtrain.errors import CheckpointError
@@ -40,17 +41,56 @@ def reason(error: Exception) -> str:
     return system[1].strip() if system else text.splitlines()[0][:300]
 
 
-def tell_failures_once() -> None:
+class _Duplicates:
+    """Silences what is printed beside an exception, as long as anybody asks for it; then all is as it was."""
+
+    LOGGERS = ("absl", "asyncio", "concurrent.futures")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._levels: list[int] = []
+        self._hook: Callable[[Any], Any] = sys.unraisablehook
+
+    def silence(self) -> None:
+        """Begins, or goes on, to be silent."""
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            loggers = [logging.getLogger(name) for name in self.LOGGERS]
+            self._levels = [each.level for each in loggers]
+            for each in loggers:
+                each.setLevel(logging.CRITICAL + 1)
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._print_unless_late
+
+    def release(self) -> None:
+        """Puts everything back when the last user is gone."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for name, level in zip(self.LOGGERS, self._levels, strict=True):
+                logging.getLogger(name).setLevel(level)
+            sys.unraisablehook = self._hook
+
+    def _print_unless_late(self, report: Any) -> None:
+        if str(report.exc_value) != "Event loop is closed":
+            self._hook(report)
+
+
+_duplicates = _Duplicates()
+
+
+@contextlib.contextmanager
+def duplicates_silenced() -> Iterator[None]:
     """Silences what is printed beside the exception that a failed save or restore raises.
 
     Orbax logs each phase and each error, and the storage library's threads still report to an event loop that the
     failure closed, which python prints as a traceback each.
     """
-    for name in ("absl", "asyncio", "concurrent.futures"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    sys.unraisablehook = _print_unless_late
-
-
-def _print_unless_late(report: Any) -> None:
-    if str(report.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(report)
+    _duplicates.silence()
+    try:
+        yield
+    finally:
+        _duplicates.release()

@@ -67,13 +67,17 @@ class Saver:
         return self._config.enabled and (by_time or (every > 0 and step % every == 0))
 
     def save(self, snapshot: Snapshot) -> bool:
-        """Saves a snapshot, unless it is saved already or nothing is to be saved; tells whether it is saved.
+        """Saves a snapshot, unless it is saved already or saving is switched off; tells whether it is saved.
+
+        A loss that was not known yet when the step was saved is added to its checkpoint.
 
         Raises:
             CheckpointError: this save, or the one before it, failed.
             NonFiniteError: a weight or moment of the snapshot is not finite.
         """
         if snapshot.step == self.last:
+            if snapshot.loss is not None:
+                self._store.add_loss(snapshot.step, snapshot.loss)
             return True
         if not self._config.enabled:
             return False

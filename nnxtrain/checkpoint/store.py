@@ -1,4 +1,4 @@
-"""Checkpoints below `checkpoints/`: the one module that knows orbax.
+"""Checkpoints below `checkpoints/`: the one module, with `retention.py`, that knows orbax.
 
 A checkpoint is a folder named by its step, with the items `model`, `optimizer` (moments and the number of updates),
 `guard` (step count and non-finite guard), `data` (position) and `meta` (configuration, versions, shapes). Orbax writes
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as policies
 
-from nnxtrain.checkpoint.failures import different, reported, tell_failures_once
+from nnxtrain.checkpoint.failures import different, duplicates_silenced, reported
+from nnxtrain.checkpoint.retention import goodness, preservation
 from nnxtrain.checkpoint.stacking import (
     Leaf,
     cut_leaf,
@@ -30,6 +30,7 @@ from nnxtrain.checkpoint.stacking import (
 from nnxtrain.checkpoint.tree import TreePath, flat, flattened, nested, put
 from nnxtrain.config.checkpoint import CheckpointConfig
 from nnxtrain.errors import CheckpointError
+from nnxtrain.host.files import write_json
 from nnxtrain.state import TrainStateNNX
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class CheckpointStore:
             read_only: only the run that owns the folder may write; leftovers of saves that a crash cut short, which
                 could be the live save of another process, are removed when it is opened for writing.
         """
-        tell_failures_once()
+        self._silenced = contextlib.ExitStack()
+        self._silenced.enter_context(duplicates_silenced())
         self.folder = folder.resolve()
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=config.ocdbt, use_zarr3=config.zarr3)
         self._handlers = dict.fromkeys(ARRAYS, handler) | dict.fromkeys(NOTES, ocp.JsonCheckpointHandler())
@@ -73,8 +75,8 @@ class CheckpointStore:
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=config.background,
-            preservation_policy=_preservation(config),
-            best_fn=_goodness,  # without it orbax keeps metrics in memory alone
+            preservation_policy=preservation(config),
+            best_fn=goodness,  # without it orbax keeps metrics in memory alone
         )
         self._saving: int | None = None
         self._open()
@@ -119,6 +121,22 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             metrics = None if loss is None else {"loss": loss}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+
+    def add_loss(self, step: int, loss: float) -> None:
+        """Adds the loss of a later evaluation to the checkpoint of `step`, unless it has one.
+
+        Raises:
+            CheckpointError: the save of that step failed, or the loss cannot be written.
+        """
+        self.wait()
+        if self._manager.metrics(step) is not None:
+            return
+        ocp.multihost.sync_global_processes("nnxtrain: every process has seen that there is no loss")
+        if ocp.multihost.is_primary_host(0):
+            self._saving = step
+            with self._told("did not get its loss"):
+                write_json(self.folder / str(step) / "metrics" / "metrics", {"loss": loss})  # where orbax looks for it
+        self._reopen()
 
     def wait(self) -> None:
         """Returns when no save is under way; raises CheckpointError if it failed."""
@@ -210,9 +228,7 @@ class CheckpointStore:
             target.parent.mkdir(exist_ok=True)
             (self.folder / str(step)).rename(target)
         if later:
-            ocp.multihost.sync_global_processes("nnxtrain: checkpoints were set aside")
-            self._manager.close()
-            self._open()
+            self._reopen()
         return later
 
     def is_preempted(self, step: int) -> bool:
@@ -225,6 +241,14 @@ class CheckpointStore:
             self._manager.close()
         except Exception as error:  # as in `_told`
             logger.warning("closing %s: %s", self.folder, error)
+        finally:
+            self._silenced.close()
+
+    def _reopen(self) -> None:
+        """Reads the folder anew, in all processes, after process 0 has changed it."""
+        ocp.multihost.sync_global_processes("nnxtrain: the folder of the checkpoints has changed")
+        self._manager.close()
+        self._open()
 
     def _open(self) -> None:
         self._manager = ocp.CheckpointManager(self.folder, options=self._options, item_handlers=self._handlers)
@@ -236,18 +260,3 @@ class CheckpointStore:
 
     def _told(self, what: str) -> contextlib.AbstractContextManager[None]:
         return reported(f"step {self._saving}: the checkpoint in {self.folder} {what}")
-
-
-def _goodness(metrics: Mapping[str, float]) -> float:
-    return -metrics["loss"]
-
-
-def _preservation(config: CheckpointConfig) -> policies.PreservationPolicy:
-    kept: list[policies.PreservationPolicy] = [policies.LatestN(config.keep_last)]
-    if config.keep_every:
-        kept.append(policies.EveryNSteps(config.keep_every))
-    if config.keep_best is not None:
-        kept.append(
-            policies.BestN(get_metric_fn=lambda metrics: -metrics["loss"], n=1, keep_checkpoints_without_metrics=False)
-        )
-    return policies.AnyPreservationPolicy(kept)

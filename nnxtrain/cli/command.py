@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import functools
-import io
 import os
 import signal
 import sys
@@ -19,7 +18,11 @@ from nnxtrain.config.load import load
 from nnxtrain.config.reads import show
 from nnxtrain.config.record import list_keys, to_yaml
 from nnxtrain.config.schema import Config
-from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
+from nnxtrain.errors import STOPPED, ConfigError, UserError
+from nnxtrain.host.files import explain
+from nnxtrain.host.streams import make_streams_last
+
+LAUNCHED = "NNXTRAIN_LAUNCHED"  # variable that holds the command line of `nnxtrain.launch` for the processes it starts
 
 EVERY_KEY = "*"  # the prefix of --list-keys alone
 LONGEST_MESSAGE = 400  # characters that a message about words, or a file's name in it, may have
@@ -113,7 +116,7 @@ def leave_on_signals() -> None:
     """Ends the process in good order on SIGTERM and SIGINT, as long as there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        print(f"{signal.Signals(number).name}: nothing is to be saved; the run ends", file=sys.stderr, flush=True)
+        print(f"{signal.Signals(number).name}: nothing to save; exiting", file=sys.stderr, flush=True)
         os._exit(STOPPED)
 
     if threading.current_thread() is threading.main_thread():  # elsewhere signals are the caller's
@@ -134,20 +137,13 @@ def traced(config: Config) -> Iterator[None]:
 
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
     """Runs an entry point; what a user can cause ends with one message and the exit code of its kind."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
         return main(argv)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, such as `head`, has gone
-        return 0
     except UserError as error:
         print(f"error: {visible(error)}", file=sys.stderr)
         return error.exit_code
     except OSError as error:  # a file or folder that somebody else made, moved or filled
-        place = "system" if error.filename is None else echo(error.filename, longest=LONGEST_MESSAGE)
-        print(f"error: {place}: {visible(error.strerror or error)}", file=sys.stderr)
+        print(f"error: {explain(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -157,11 +153,13 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
 def run(main: Callable[..., int], **options: Any) -> NoReturn:
     """Runs an entry point on the words of the command line and ends the process with its exit code.
 
-    After a failed save the process ends at once, for orbax's threads then wait on for minutes.
+    Whatever happens to the standard streams, the exit code is that of the work. After a failure the process ends at
+    once: orbax's threads would wait on for minutes after a save that failed.
     """
+    make_streams_last()
     code = guarded(functools.partial(main, **options))
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == CheckpointError.exit_code:
+    if code:
         os._exit(code)
     sys.exit(code)

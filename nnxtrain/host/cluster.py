@@ -1,4 +1,4 @@
-"""The processes of one run: how they meet, what they agree on, and how they end when one is lost."""
+"""What the processes of one run agree on, and how they end when one is lost."""
 
 import contextlib
 import os
@@ -6,87 +6,47 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from nnxtrain.config.distributed import DistributedConfig
-from nnxtrain.errors import ConfigError, LostProcessError, UserError
+from nnxtrain.errors import LostProcessError, UserError
 
 CHECKPOINTS = "checkpoints"
 LOSSES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "coordination service", "heartbeat", "closed by peer")
 
 
-@contextlib.contextmanager
-def joined(config: DistributedConfig) -> Iterator["Cluster"]:
-    """Meets the other processes of the run, if there are any, and parts from them when all are done.
+class Folders(NamedTuple):
+    """Where a process writes.
 
-    When something goes wrong here, this process ends at once, with the exit code of the error, and waits for nobody:
-    the others, which would wait for it for good, find it lost.
-
-    A process that never comes ends the others after `distributed.connect_timeout_s`: jax aborts them (exit code 134).
-
-    Raises:
-        ConfigError: no cluster is found, or it does not say who takes part.
-        LostProcessError: the processes did not meet.
+    Attributes:
+        own: what one process alone may write: rows, samples, summary, report.
+        run: the run directory, where each process has files under names of its own: traces, stacks of a hang.
     """
-    if not config.is_joined:
-        yield Cluster()
-        return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    is_told = config.coordinator is not None
-    who = (
-        f"process {config.process} of {config.processes} at {config.coordinator}" if is_told else "those of the cluster"
-    )
-    print(f"meets    {who}, within {config.connect_timeout_s} s", file=sys.stderr, flush=True)
-    try:
-        jax.distributed.initialize(
-            config.coordinator,
-            config.processes if is_told else None,
-            config.process if is_told else None,
-            cluster_detection_method=None if config.detect else "deactivate",
-            initialization_timeout=config.connect_timeout_s,
-            heartbeat_timeout_seconds=config.heartbeat_timeout_s,
-        )
-    except ValueError as error:
-        raise ConfigError(f"distributed.detect={str(config.detect).lower()}: {str(error).splitlines()[0]}") from error
-    except RuntimeError as error:
-        raise LostProcessError(f"the processes did not meet: {str(error).splitlines()[0]}") from error
-    try:
-        yield Cluster()
-    except BaseException as error:
-        _end(error)
-    jax.distributed.shutdown()
 
-
-def _end(error: BaseException) -> None:
-    """Ends this process because of an error."""
-    if isinstance(error, UserError):
-        print(f"error: {error}", file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(error.exit_code if isinstance(error, UserError) else 1)
+    own: Path
+    run: Path
 
 
 class Cluster:
-    """What this process knows of all processes of the run; one process agrees with itself at once.
+    """What this process knows of all processes of the run; a single process needs no agreement.
 
     Attributes:
         size: number of processes.
         index: of this one; process 0 writes the run directory.
+        leave: writes what the run's end is to say, given exit code and reason, before a lost process ends this one.
     """
 
     def __init__(self) -> None:
         is_joined = jax.distributed.is_initialized()  # by us, or by whoever started this process
         self.size = jax.process_count() if is_joined else 1
         self.index = jax.process_index() if is_joined else 0
+        self.leave: Callable[[int, str], None] = lambda code, reason: None
         self._clock = 0.0
         self._asked: jax.Array | None = None
         if self.size > 1:
@@ -108,20 +68,28 @@ class Cluster:
             what = str(error).splitlines()[0][:200]
             raise LostProcessError(f"another process of the run was lost: {what}") from error
 
-    @contextlib.contextmanager
-    def folder(self, whole: Path) -> Iterator[Path]:
-        """Gives the folder that this process writes: process 0 the run directory, others one that is gone at the end.
+    def lose(self, what: str) -> None:
+        """Ends this process, from whichever thread it is called, because another one is lost."""
+        error = LostProcessError(what)
+        try:
+            self.leave(error.exit_code, what)
+        finally:
+            end_process(error)
 
-        All processes so do the same, and none has to ask who it is. Checkpoints are those of the run for all.
+    @contextlib.contextmanager
+    def folders(self, whole: Path) -> Iterator["Folders"]:
+        """Gives the folders of this process: process 0 writes the run directory, others one that is gone at the end.
+
+        So all processes do the same, and none has to ask which one it is. Checkpoints are those of the run for all.
         """
         if self.index == 0:
-            yield whole
+            yield Folders(whole, whole)
             return
         with tempfile.TemporaryDirectory(prefix="nnxtrain-") as scratch:
             own = Path(scratch) / whole.name
             own.mkdir()
             (own / CHECKPOINTS).symlink_to((whole / CHECKPOINTS).absolute())
-            yield own
+            yield Folders(own, whole)
 
     def any_asks(self, asks: bool) -> bool:
         """Tells whether any process asked, as of the call before this one; all processes call this equally often.
@@ -150,3 +118,14 @@ class Cluster:
         numbers = np.array([np.nan if value is None else value for value in values], np.float32)
         told = np.asarray(multihost_utils.broadcast_one_to_all(numbers)).tolist()
         return [None if np.isnan(value) else value for value in told]
+
+
+def end_process(error: BaseException) -> NoReturn:
+    """Ends this process at once because of an error, with its exit code, and waits for nobody."""
+    if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, UserError) else 1)

@@ -1,13 +1,13 @@
 """What a run tells people while it goes: a live bar on a terminal, plain lines elsewhere, all of it in `train.log`."""
 
 import logging
-import os
 import sys
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from nnxtrain.host.files import AppendFile, explain
 
 
 class _Screen(RichConsole):
@@ -16,7 +16,6 @@ class _Screen(RichConsole):
     def on_broken_pipe(self) -> None:
         """Goes quiet."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Console(logging.Handler):
@@ -33,13 +32,15 @@ class Console(logging.Handler):
         self._rich.quiet = mode == "quiet"
         self._bar: Progress | None = None
         self._wants_bar = mode == "bar" or (mode == "auto" and self._rich.is_terminal)
-        self._log: TextIO | None = None
+        self._log: AppendFile | None = None
+        self._is_log_full = False
         self._early: list[str] = []
 
     def open_log(self, path: Path) -> None:
         """Appends everything, also what was said before, to a file."""
-        self._log = path.open("a", buffering=1, encoding="utf-8")
-        self._log.writelines(line + "\n" for line in self._early)
+        self._log = AppendFile(path)
+        for line in self._early:
+            self._write(line)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Says a log record."""
@@ -92,5 +93,10 @@ class Console(logging.Handler):
     def _write(self, line: str) -> None:
         if self._log is None:
             self._early.append(line)
-        else:
-            self._log.write(line + "\n")
+            return
+        try:
+            self._log.append(f"{line}\n".encode(errors="replace"))
+        except OSError as error:  # a log that is full is no reason to lose a run
+            if not self._is_log_full:
+                self._is_log_full = True
+                self._show(f"warning  a line is missing in {explain(error)}")

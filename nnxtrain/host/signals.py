@@ -74,7 +74,7 @@ class StopSignals:
                 self._end(128 + number)
             self._asked.set()
             if self._nothing_to_save.is_set():
-                self._say(f"{name}: nothing is to be saved; the run ends")
+                self._say(f"{name}: nothing to save; exiting")
                 self._end(STOPPED)
             self._say(f"{name}: the run ends after this step and saves; a second signal ends it at once")
         self._reader.close()

@@ -1,13 +1,18 @@
 """The training loop: batch → step → metrics, and between steps whatever is due. It knows no model and no mesh."""
 
+import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
+from nnxtrain.errors import NonFiniteError
 from nnxtrain.types import Batch, Metrics
+
+logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -45,25 +50,44 @@ class _Flight(NamedTuple):
 
 
 class _Recorder:
-    """Records the step in flight when it is asked to, and measures from one to the next."""
+    """Records steps in flight, oldest first, and measures from one record to the next."""
 
     def __init__(self, record: Callable[[StepRecord], None]):
         self._record = record
-        self.flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()
         self.waited = 0.0  # seconds for batches, since the last record
         self._last = time.perf_counter()
 
-    def flush(self) -> None:
-        """Waits for the step in flight and records it."""
-        if self.flight is not None:
-            step, metrics, position = self.flight
-            self.flight = None
+    def start(self, flight: _Flight) -> None:
+        """Takes a step that was started, and records the one before it."""
+        self._flights.append(flight)
+        self.flush(keep=1)
+
+    def flush(self, *, keep: int = 0) -> None:
+        """Waits for the steps in flight and records all but the newest `keep`."""
+        while len(self._flights) > keep:
+            step, metrics, position = self._flights.popleft()
             with TraceAnnotation("metrics_wait", step_num=step - 1):
                 values = {name: value.item() for name, value in jax.device_get(metrics).items()}
             now = time.perf_counter()
-            with TraceAnnotation("log"):
-                self._record(StepRecord(step, values, position, now - self._last, self.waited))
+            took, waited = now - self._last, self.waited
             self._last, self.waited = now, 0.0
+            with TraceAnnotation("log"):
+                self._record(StepRecord(step, values, position, took, waited))
+
+    def rescue(self) -> None:
+        """Records what is still in flight, as far as that works, when an error ends the loop.
+
+        Raises:
+            NonFiniteError: a step in flight was not finite, which came before the error.
+        """
+        while self._flights:
+            try:
+                self.flush(keep=len(self._flights) - 1)
+            except NonFiniteError:
+                raise
+            except Exception as late:  # the error that ended the loop is the one to report
+                logger.debug("a step in flight was not recorded: %s", late)
 
     def restart(self) -> None:
         """Leaves out of the measure what happened since the last record."""
@@ -84,37 +108,40 @@ def run_loop(
     Metrics are fetched one step late, so that the device always has its next step. A trace names the steps by the steps
     done before: `train` prepares and starts one, `metrics_wait` ends when one has ended.
 
+    An error, wherever it comes from, finds every step recorded that was started before it; who saves then knows where
+    the engine is.
+
     Args:
         engine: takes the steps.
         batches: one a step, each with the position of the data after it.
         steps: numbers of the steps, counted before each.
-        record: told of each finished step, in order.
+        record: gets each finished step, in order; what it knows of the step it keeps before it raises.
         between: `steps done -> what is due now`, or None; it finds every step before it recorded.
         stops: `steps done -> whether no further step is taken`.
     """
     recorder = _Recorder(record)
     done = steps.start
-    for step in steps:
-        if stops(done):
-            break
-        with StepTraceAnnotation("train", step_num=step):
-            began = time.perf_counter()
-            try:
+    try:
+        for step in steps:
+            if stops(done):
+                break
+            with StepTraceAnnotation("train", step_num=step):
+                began = time.perf_counter()
                 with TraceAnnotation("data_wait"):
                     batch, position = next(batches, (None, None))
-            except Exception:
-                recorder.flush()  # the step in flight is good; who saves after this finds it recorded
-                raise
-            recorder.waited += time.perf_counter() - began  # while the step before was running
-            if batch is None:
-                break
-            metrics = engine.step(batch)
-            recorder.flush()
-        done = step + 1
-        recorder.flight = _Flight(done, metrics, position)
-        if (due := between(done)) is not None:
-            recorder.flush()
-            due()
-            recorder.restart()
-    recorder.flush()
+                recorder.waited += time.perf_counter() - began  # while the step before was running
+                if batch is None:
+                    break
+                recorder.start(_Flight(step + 1, engine.step(batch), position))
+            done = step + 1
+            if (due := between(done)) is not None:
+                recorder.flush()
+                due()
+                recorder.restart()
+        recorder.flush()
+    except NonFiniteError:
+        raise  # the guard holds the state where it was good; steps after it are none
+    except Exception:
+        recorder.rescue()
+        raise
     return done

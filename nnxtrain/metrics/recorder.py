@@ -1,6 +1,5 @@
 """What a run writes of its steps: `metrics.jsonl`, TensorBoard, the console's progress, the figures of the summary."""
 
-import contextlib
 import json
 import math
 import statistics
@@ -10,16 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorboardX import SummaryWriter
-
 from nnxtrain.config.log import LogConfig
 from nnxtrain.errors import NonFiniteError
 from nnxtrain.host.console import Console
-from nnxtrain.host.files import finite
 from nnxtrain.host.text import duration
 from nnxtrain.loops.eval_loop import Evaluation
 from nnxtrain.loops.train_loop import StepRecord
-from nnxtrain.metrics.rewind import cut_events, set_aside_rows
+from nnxtrain.metrics.rewind import rewind
+from nnxtrain.metrics.writers import BoardWriter, RowWriter
 
 KEPT = ("step", "loss", "learning_rate", "grad_norm", "tokens_per_s")  # of each step, 8 bytes each: runs are long
 RECENT = 32  # steps that the time left is reckoned from
@@ -54,8 +51,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, console: Console, *, scale: Scale, log: LogConfig):
-        self._path = folder / "metrics.jsonl"
-        self._board_folder = folder / "tensorboard"
+        self._folder = folder
         self._console = console
         self._scale = scale
         self._log = log
@@ -73,6 +69,7 @@ class Recorder:
 
         Raises:
             NonFiniteError: the step holds the run; its row is written first.
+            OSError: the row does not fit on the disk; it is among those that `unwritten` returns.
         """
         values = dict(record.metrics)
         bad, skipped = values.pop("bad"), values.pop("skipped")
@@ -119,50 +116,59 @@ class Recorder:
         """Returns the loss of a held-out set after `step` steps, or None if it was not evaluated then."""
         return next((row["loss"] for row in self.evaluations if (row["name"], row["step"]) == (name, step)), None)
 
-    def go_back(self, step: int) -> None:
-        """Sets aside what lies beyond `step`: the run goes on from there."""
+    def latest(self) -> dict[str, dict[str, Any]]:
+        """Returns the newest evaluation of each held-out set by name, with its step."""
+        rows = {row["name"]: row for row in self.evaluations}  # they are in order
+        return {name: {key: row[key] for key in row if key not in ("kind", "name")} for name, row in rows.items()}
+
+    @property
+    def unwritten(self) -> list[dict[str, Any]]:
+        """The rows that a full disk has kept out of `metrics.jsonl`."""
+        return self._rows.unwritten
+
+    def go_back(self, step: int, *, steps: int) -> None:
+        """Sets aside what lies beyond `step`: the run goes on from there, to `steps` in all."""
         self.close()
-        set_aside_rows(self._path.parent, beyond=step)
-        cut_events(self._board_folder, beyond=step)
+        rewind(self._folder, beyond=step)
+        self._scale = self._scale._replace(steps=steps)
         self._open()
+
+    def close(self) -> None:
+        """Ends writing."""
+        self._rows.close()
+        if self._board is not None:
+            self._board.close()
 
     def _open(self) -> None:
         self.steps = {field: array("d") for field in KEPT}
         self.skipped = 0
         self.evaluations: list[dict[str, Any]] = []
-        self._file = self._path.open("a+", encoding="utf-8")
-        self._file.seek(0)
-        for line in self._file:
+        path = self._folder / "metrics.jsonl"
+        self._rows = RowWriter(path)
+        for line in path.read_text(encoding="utf-8").splitlines():
             row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
             if row["kind"] == "train":
                 self._keep(row)
             else:
                 self.evaluations.append(row)
-        self._board = SummaryWriter(str(self._board_folder), write_to_disk=self._log.tensorboard)
+        self._board = BoardWriter(self._folder / "tensorboard") if self._log.tensorboard else None
 
     def _keep(self, row: dict[str, Any]) -> None:
         for field, values in self.steps.items():
             values.append(row[field])
         self.skipped += row.get("skipped", False)
 
-    def close(self) -> None:
-        """Ends writing; every row was flushed when it was written, so a full disk loses nothing here."""
-        for writer in (self._file, self._board):
-            with contextlib.suppress(OSError):
-                writer.close()
-
     def _write(self, row: dict[str, Any], *, to_board: bool) -> None:
-        self._file.write(json.dumps(finite(row)) + "\n")
-        self._file.flush()
-        if to_board:
+        self._rows.write(row)
+        if to_board and self._board is not None:
             group = f"eval_{row['name']}" if row["kind"] == "eval" else "train"
             left_out = ("step", "profiled", *TIMES) if row.get("profiled") else ("step",)
             numbers = {
-                name: value for name, value in row.items() if isinstance(value, int | float) and name not in left_out
+                f"{group}/{name}": value
+                for name, value in row.items()
+                if isinstance(value, int | float) and name not in left_out
             }
-            for name, value in numbers.items():
-                self._board.add_scalar(f"{group}/{name}", value, row["step"])
-            self._board.flush()
+            self._board.write(numbers, row["step"])
 
     def _show(self, row: dict[str, Any]) -> None:
         step, total = row["step"], self._scale.steps

@@ -51,7 +51,9 @@ def _thinned(name: str, xs: Sequence[float], ys: Sequence[float]) -> Curve:
     return Curve(name, [(xs[place], ys[place]) for place in places])
 
 
-def write_report(folder: Path, *, curves: dict[str, list[Curve]], summary: dict[str, Any], config: str) -> None:
+def write_report(
+    folder: Path, *, curves: dict[str, list[Curve]], summary: dict[str, Any], config: str, with_picture: bool = True
+) -> None:
     """Writes `report.html`, and `loss.png` where matplotlib is installed.
 
     Args:
@@ -59,6 +61,7 @@ def write_report(folder: Path, *, curves: dict[str, list[Curve]], summary: dict[
         curves: title → lines; the first is the loss.
         summary: what `summary.json` holds.
         config: resolved YAML.
+        with_picture: whether `loss.png` is written too, which takes longer than all the rest.
     """
     samples = sorted((folder / "samples").glob("step_*.txt"), reverse=True)
     parts = [f"<h2>{html.escape(title)}</h2>{svg(lines)}" for title, lines in curves.items() if lines]
@@ -70,7 +73,7 @@ def write_report(folder: Path, *, curves: dict[str, list[Curve]], summary: dict[
     parts.append(f"<h2>Configuration</h2><pre>{html.escape(config)}</pre>")
     write_whole(folder / "report.html", _page(folder.name, "\n".join(parts)))
     loss = next(iter(curves.values()))
-    if loss and importlib.util.find_spec("matplotlib"):
+    if with_picture and loss and importlib.util.find_spec("matplotlib"):
         _write_png(folder / "loss.png", loss)
 
 

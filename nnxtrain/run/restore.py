@@ -1,9 +1,9 @@
 """What a run starts from: its newest checkpoint, the weights of another run, or nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nnxtrain.build.feed import Data
 from nnxtrain.checkpoint.saver import find_weights, load_weights, restore_run
@@ -16,11 +16,19 @@ from nnxtrain.state import TrainStateNNX
 
 
 class Restored(NamedTuple):
-    """A state, or None for a fresh one; the steps that are behind, and where the data goes on."""
+    """What a run starts from.
+
+    Attributes:
+        state: None for a fresh one.
+        step: steps that are behind.
+        position: where the data goes on.
+        unwritten: rows up to that step which a full disk kept out of `metrics.jsonl`.
+    """
 
     state: TrainStateNNX | None
     step: int
     position: Position
+    unwritten: Sequence[dict[str, Any]] = ()
 
 
 class Restorer:
@@ -65,7 +73,7 @@ class Restorer:
                 changes.append(f"held-out set {name}: {was} → {now}; its losses before are those of other text")
         for line in changes:
             self._say(f"         {line}")
-        return Restored(state, saved.step, Position.from_json(saved.data))
+        return Restored(state, saved.step, Position.from_json(saved.data), saved.data.get("unwritten", ()))
 
     def load(self, engine: Engine, state: TrainStateNNX | None) -> None:
         """Gives the engine a state that was found, or a fresh one with the weights of `checkpoint.init_from`."""

@@ -41,8 +41,10 @@ WANTED = RestoreSpec(lambda: nnx.eval_shape(small_state), "ids-3", None)
 
 def start(*words: str) -> subprocess.Popen:
     """Starts a run in a process of its own."""
+    env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    env["JAX_COMPILATION_CACHE_DIR"] = jax.config.values["jax_compilation_cache_dir"]  # compiles as this process does
     command = [sys.executable, "-m", "nnxtrain.train", *SMALL, *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
 
 
 def ended(run: subprocess.Popen, seconds: float = 30) -> tuple[int, str, str]:
@@ -382,7 +384,7 @@ def test_going_on_from_k_to_n_takes_n_minus_k_updates(tmp_path):
 def test_the_last_save_is_complete_when_the_process_has_ended(tmp_path, sizes):
     """A writer thread that dies with the process loses what the run was for (B25)."""
     words = (*SMALL, *sizes, f"output_dir={tmp_path}", "steps=2", "checkpoint.background=true")
-    ended = run_module("train", *words)
+    ended = run_module("train", *words, XLA_FLAGS=os.environ["XLA_FLAGS"])
     assert ended.returncode == 0, ended.stderr
     files = [path for path in (tmp_path / "tiny" / "checkpoints" / "2").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) > 15e6

@@ -1,6 +1,7 @@
 """Checkpoints on disk: whole or not there, the same bytes, and an error that names the step."""
 
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -429,3 +430,38 @@ def test_a_save_that_is_killed_never_counts(tmp_path, mode):
     assert store.steps() == [1, 2]
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
     store.close()
+
+
+def test_a_loss_that_comes_after_the_save_counts_for_the_best(tmp_path):
+    """An evaluation that a stop signal cut short is made by the next start, whose checkpoint is there already."""
+    best = {"keep_last": 1, "keep_best": "validation"}
+    store = open_store(tmp_path / "checkpoints", **best)
+    save(store, 1)
+    store.add_loss(1, 1.0)
+    store.close()
+    store = open_store(tmp_path / "checkpoints", **best)
+    for step in (2, 3):
+        save(store, step, loss=float(step))
+    store.add_loss(3, 0.5)  # it has one, which stays
+    save(store, 4, loss=4.0)
+    store.wait()
+    assert store.steps() == [1, 4]
+    assert_same_arrays(arrays_of(read_back(store, 1)), arrays_of(small_state(step=1)))
+    store.close()
+
+
+def test_loggers_and_hooks_are_as_before_once_the_last_store_is_closed(tmp_path):
+    """A library call that mutes the whole process for good hides the faults of others."""
+
+    def now() -> tuple:
+        return (
+            *(logging.getLogger(name).level for name in ("absl", "asyncio", "concurrent.futures")),
+            sys.unraisablehook,
+        )
+
+    before = now()
+    first, second = open_store(tmp_path / "one"), open_store(tmp_path / "two")
+    first.close()
+    assert now() != before
+    second.close()
+    assert now() == before

@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 BEGIN = """
 import os, signal, sys, time
-from nnxtrain.run.signals import StopSignals
+from nnxtrain.host.signals import StopSignals
 def say(line): os.write(1, f"{line}\\n".encode())  # whole lines, from two threads
 signals = StopSignals(say=say, leave=lambda code: say(f"left {code}"))
 """
@@ -78,7 +78,7 @@ def test_with_nothing_to_save_the_first_signal_ends_the_process():
     out, _ = process.communicate(timeout=20)
     assert process.returncode == STOPPED
     assert time.monotonic() - began < 5
-    assert "nothing is to be saved" in out
+    assert "nothing to save" in out
     assert out.endswith(f"left {STOPPED}\n")
 
 

@@ -12,7 +12,7 @@ from tests.support import ROOT
 HANGS = """
 import sys, time
 from pathlib import Path
-from nnxtrain.run.watchdog import Watchdog
+from nnxtrain.host.watchdog import Watchdog
 def say(line): print(line, flush=True)
 def stand_still(): time.sleep(60)
 with Watchdog(0.3, folder=Path(sys.argv[1]), say=say, leave=lambda code: say(f"left {code}")) as watchdog:

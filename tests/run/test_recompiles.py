@@ -22,3 +22,15 @@ def test_a_second_shape_is_a_repeat():
     assert log.counts["jit(program)"] == 2
     assert log.repeats(["program", "other"]) == 1
     assert log.repeats(["other"]) == 0
+
+
+def test_a_log_that_is_closed_or_forgotten_counts_no_more():
+    """Each run of a process left a listener behind, which jax called at each compilation for good."""
+    closed, forgotten = CompileLog(), CompileLog()
+    counts = forgotten.counts
+    closed.close()
+    closed.close()
+    del forgotten
+    jax.jit(lambda x: x - 1)(jnp.ones(5))
+    assert not closed.counts
+    assert not counts
