@@ -1,4 +1,4 @@
-"""Logical axis names: what a dimension of a parameter or activation means. `sharding/` maps them to mesh axes."""
+"""Logical axis names: the meaning of each dimension of an array. `sharding/` maps them to mesh axes."""
 
 from flax import nnx
 
@@ -12,11 +12,11 @@ MLP = "mlp"
 VOCAB = "vocab"
 LAYER = "layer"
 STAGE = "stage"
-WHOLE = ""  # a dimension that no device shares
+UNSHARDED = ""  # a dimension that is never sharded
 
-STACKED = (LAYER, STAGE)  # axes that count copies of a parameter; they say nothing about what it is
+STACKED = (LAYER, STAGE)  # axes along which parameters of the same kind are stacked
 
 
 def axes_of(parameter: nnx.Variable) -> tuple[str, ...]:
-    """Returns the logical axis names of a parameter, one a dimension."""
+    """Returns the logical axis names of a parameter, one per dimension."""
     return parameter.get_metadata("axes")

@@ -1,34 +1,34 @@
-"""Errors a user can cause, each with the exit code it ends the process with."""
+"""Errors a user can cause, each with the exit code of the process."""
 
-STOPPED = 75  # exit code of a run that a signal stopped with nothing left unsaved
+STOPPED = 75  # exit code of a run stopped by a signal with all progress saved
 
 
 class UserError(Exception):
-    """A message for people: what is wrong, the key and its value, what would be right."""
+    """An error shown as its message alone: what is wrong, the key and its value, and the fix."""
 
     exit_code = 1
 
 
 class ConfigError(UserError):
-    """Something that was asked for is not possible: a key, a value, a path, a command-line word."""
+    """An invalid key, value, path or command-line argument."""
 
     exit_code = 2
 
 
 class NonFiniteError(UserError):
-    """Loss or gradients stopped being finite."""
+    """The loss or the gradients are not finite."""
 
     exit_code = 4
 
 
 class DataError(UserError):
-    """The corpus is there, but its content is not what it should be."""
+    """The data exists, but its content is invalid."""
 
     exit_code = 5
 
 
 class LostProcessError(UserError):
-    """Another process of the run is gone, or never came."""
+    """Another process of the run was lost, or never joined."""
 
     exit_code = 7
 

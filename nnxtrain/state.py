@@ -1,4 +1,4 @@
-"""Everything a run needs to go on, in one container."""
+"""The training state: model, optimizer, step count and guard."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from flax import nnx
 
 
 def is_trained(path: Sequence[object], value: object) -> bool:
-    """Tells whether the variable at `path` is a parameter that the optimizer moves; a filter of `nnx.state`."""
+    """Returns whether the variable at `path` is a parameter that the optimizer updates; a filter for `nnx.state`."""
     return isinstance(value, nnx.Param) and not value.get_metadata("frozen", False)
 
 
@@ -22,15 +22,15 @@ class Statistic(nnx.Variable):
 
 
 class Guard(nnx.Module):
-    """What a run remembers of steps that went wrong; `steps/guard.py` says what it does with it.
+    """Counts of bad steps, and running statistics to detect spikes; `steps/guard.py` uses them.
 
     Attributes:
-        bad_step: step that was not finite and holds the run until the host has acted; -1 for none.
-        skipped: steps whose update was left out, since they were not finite or a spike.
-        in_row: how many of these came one after another up to now.
-        accepted: updates that the statistics below are made of.
-        loss_mean: running mean of the loss, and so on for the gradient norm.
-        loss_square: running mean of the squared distance to the mean.
+        bad_step: step that halts the run until the host handles it; -1 for none.
+        skipped: number of steps skipped as non-finite or a spike.
+        in_row: number of consecutive skipped steps up to now.
+        accepted: number of updates in the statistics below.
+        loss_mean: running mean of the loss; `norm_mean` of the gradient norm.
+        loss_square: running variance of the loss; `norm_square` of the gradient norm.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Guard(nnx.Module):
         self.norm_square = Statistic(jnp.zeros((), jnp.float32))
 
     def release(self) -> None:
-        """Lets the run go on after a step that held it, if one did; the count of what was left out begins anew."""
+        """Resumes the run after a step that halted it, if any; resets the count of consecutive skips."""
         if self.bad_step[...] >= 0:
             self.bad_step[...] = jnp.full((), -1, jnp.int32)
             self.in_row[...] = jnp.zeros((), jnp.int32)
@@ -53,28 +53,28 @@ class Guard(nnx.Module):
 class TrainStateNNX(nnx.Module):
     """`model`, `optimizer`, `step` and `guard`.
 
-    `step` counts batches consumed, skipped ones too; the optimizer's own count counts updates and drives the learning
-    rate.
+    `step` counts batches consumed, including skipped ones; the optimizer's own count counts updates and sets the
+    learning rate.
     """
 
     def __init__(self, model: nnx.Module, transform: optax.GradientTransformation):
         self.model = model
-        self.begin_optimizer(transform)
+        self.init_optimizer(transform)
         self.step = Count(jnp.zeros((), jnp.int32))
         self.guard = Guard()
 
-    def begin_optimizer(self, transform: optax.GradientTransformation) -> None:
-        """Makes the optimizer's state anew for the weights as they are: some rules keep weights of their own."""
+    def init_optimizer(self, transform: optax.GradientTransformation) -> None:
+        """Makes a new optimizer state for the current weights: some rules keep a copy of them."""
         self.optimizer = nnx.Optimizer(self.model, transform, wrt=is_trained)
 
     @jax.named_scope("optimizer")
     def apply_gradients(self, grads: nnx.State, *, scale: jax.Array, where: jax.Array, counts: jax.Array) -> None:
-        """Updates weights and moments where the scalar `where` holds, else leaves both; counts the step by `counts`.
+        """Updates weights and moments if the scalar `where` is true; adds `counts` to the step.
 
         Args:
-            grads: of the weights, summed over targets.
-            scale: what they are multiplied by, scalar; in here, since a scaled copy of them would be written to memory.
-            where: bool scalar. It is a branch: a choice of each value would hold old and new weights side by side.
+            grads: gradients, summed over targets.
+            scale: factor of the gradients, scalar; applied here to avoid a scaled copy in memory.
+            where: bool scalar; a branch, since a `where` per value would keep old and new weights in memory.
             counts: 0 or 1, scalar.
         """
         graph, state = nnx.split((self.model, self.optimizer))

@@ -1,4 +1,4 @@
-"""Tags of activations: what a remat policy can name. `models/remat.py` holds the policies."""
+"""Names of activations that a remat policy can save or offload; the policies are in `models/remat.py`."""
 
 LAYER_INPUT = "layer_input"
 QUERIES = "queries"
@@ -16,7 +16,7 @@ TAGS = {
     QUERIES: "queries after norm and rotation [b s h c]",
     KEYS: "keys after norm and rotation [b t k c]",
     VALUES: "values [b t k c]",
-    ATTENTION_OUT: "sums of values, before the output projection [b s h c]",
+    ATTENTION_OUT: "result of attention, before the output projection [b s h c]",
     OUT_PROJECTION: "what attention adds to the residual stream [b s d]",
     MLP_GATE: "gate before its SiLU [b s f]",
     MLP_UP: "what the gate multiplies [b s f]",

@@ -1,4 +1,4 @@
-"""What passes between the rooms: batches, metrics, and the signature of every open point."""
+"""Types shared between packages: batches, metrics, and the signature of every extension point."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,21 +19,21 @@ from nnxtrain.state import TrainStateNNX
 # the index of a row in the global batch.
 Batch = Mapping[str, Any]
 
-# Draws must not depend on layout, also where another generator is the default of jax.
+# Random numbers must not depend on sharding, nor on jax's default generator.
 PRNG = "threefry2x32"
 
-# Scalars of one step, on device until they are fetched.
+# Scalars of one step, on device until fetched.
 Metrics = dict[str, jax.Array]
 
 
 class LossParts(NamedTuple):
-    """What a loss is made of.
+    """The sums that make up a loss.
 
     Attributes:
-        targets: tokens that count, the one denominator of everything that carries a gradient.
-        tokens: those that are no padding. All numbers are float32: sums of several types are exchanged between
-            devices apart, and processes on CPU then mix them up (seen with jax 0.12).
-        sums: metric name → (sum, count), divided once when the step is done.
+        targets: number of targets, the only denominator of terms with a gradient.
+        tokens: number of tokens without padding. All are float32: sums of several dtypes are all-reduced separately,
+            and processes on CPU then mix them up (seen with jax 0.12).
+        sums: metric name → (sum, count), divided once at the end of the step.
     """
 
     targets: jax.Array
@@ -49,11 +49,11 @@ LossOf = Callable[[nnx.State, Batch], tuple[jax.Array, LossParts]]
 
 
 class Sums(NamedTuple):
-    """What microbatches leave behind, added up: all that an update needs to know of them.
+    """Sums over the microbatches of a step: all that an update needs.
 
     Attributes:
-        parts: of the loss.
-        grads: of the trained parameters, float32.
+        parts: sums of the loss.
+        grads: gradients of the trained parameters, float32.
     """
 
     parts: LossParts
@@ -63,13 +63,13 @@ class Sums(NamedTuple):
 # `(loss_of, params, batch [m b ...]) -> Sums` over its microbatches
 Accumulate = Callable[[LossOf, nnx.State, Batch], Sums]
 
-# `(state, batch) -> Sums` of the batch, for the weights of a state that is only read
+# `(state, batch) -> Sums` of the batch; does not change the state
 Collect = Callable[[TrainStateNNX, Batch], Sums]
 
-# `(state, sums of a step) -> (state one step on, metrics)`; consumes its state
+# `(state, sums of a step) -> (next state, metrics)`; consumes its state
 Update = Callable[[TrainStateNNX, Sums], tuple[TrainStateNNX, Metrics]]
 
-# `(state, batch [m b ...]) -> (state one step on, metrics)`; consumes its state
+# `(state, batch [m b ...]) -> (next state, metrics)`; consumes its state
 TrainStep = Callable[[TrainStateNNX, Batch], tuple[TrainStateNNX, Metrics]]
 
 # `(model, batch [b ...]) -> (cross-entropy summed over targets in nats, targets)`
@@ -80,7 +80,7 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
 class Phases(NamedTuple):
-    """Lengths of a schedule, in updates, and the last learning rate as a share of the peak."""
+    """Lengths of a schedule, in updates, and the last learning rate as a fraction of the peak."""
 
     warmup: int
     decay: int
@@ -88,17 +88,17 @@ class Phases(NamedTuple):
     final: float
 
 
-# `(update number [...] float32, Phases) -> share of the peak [...] float32`, from the end of the warm-up on
+# `(update number [...] float32, Phases) -> fraction of the peak [...] float32`, after the warm-up
 Curve = Callable[[jax.Array, Phases], jax.Array]
 
 
 class UpdateContext(NamedTuple):
-    """What an update rule works on.
+    """What an update rule needs besides its configuration.
 
     Attributes:
-        params: the trained parameters, variables that know their logical axes; arrays may be abstract.
-        schedule: learning rate by number of updates.
-        finish: decays, scales by the learning rate and by groups, and turns a direction uphill into an update.
+        params: the trained parameters, with logical axis names; arrays may be abstract.
+        schedule: learning rate by update number.
+        finish: adds weight decay, scales by the learning rate and by groups, and flips the sign for descent.
     """
 
     params: nnx.State
@@ -106,7 +106,7 @@ class UpdateContext(NamedTuple):
     finish: optax.GradientTransformation
 
 
-# `(config, context) -> what turns clipped gradients into updates`
+# `(config, context) -> transformation of clipped gradients to updates`
 UpdateRule = Callable[[OptimizerConfig, UpdateContext], optax.GradientTransformation]
 
 
@@ -120,12 +120,12 @@ class HeadSizes(NamedTuple):
 
 
 class AttentionSpec(NamedTuple):
-    """What an attention layer computes, beside causal attention inside a document.
+    """Options of an attention layer, which is always causal within a document.
 
     Attributes:
-        window: tokens that a token sees, itself and those right before it; None for all before it.
-        scale: of the scores; None for one over the root of the width of a head.
-        softcap: scores are squashed into (-softcap, softcap); None for no cap.
+        window: number of tokens that a token attends to, itself and those right before it; None for all before it.
+        scale: factor of the scores; None for `1 / sqrt(head_dim)`.
+        softcap: scores are squashed into (-softcap, softcap) by tanh; None for no cap.
     """
 
     window: int | None = None
@@ -141,14 +141,14 @@ MakeAttend = Callable[[HeadSizes, AttentionSpec], Attend]
 
 
 class LossTerm(NamedTuple):
-    """What a layer adds to the loss, beside cross-entropy; float32 scalars, sums over the rows that a device sees.
+    """An auxiliary loss of a layer; float32 scalars, sums over the rows of a device.
 
-    Like everything that carries a gradient, `objective` is divided by the targets of the step.
+    `objective` is divided by the targets of the step, like the cross-entropy.
 
     Attributes:
-        objective: added to the loss that is minimised; a coefficient times a sum over tokens.
+        objective: added to the minimised loss; a coefficient times a sum over tokens.
         total: `total / denominator` is the metric.
-        denominator: of the metric alone.
+        denominator: used for the metric only.
     """
 
     objective: jax.Array
@@ -156,47 +156,47 @@ class LossTerm(NamedTuple):
     denominator: jax.Array
 
 
-# by the name of the metric
+# by metric name
 LossTerms = dict[str, LossTerm]
 
-# `(primitive, *types of its operands, **its parameters) -> whether its result is kept`, as `jax.checkpoint` asks
+# `(primitive, *operand types, **parameters) -> whether to save the result`: a policy of `jax.checkpoint`
 RematPolicy = Callable[..., Any]
 
-# Where a layer draws its weights from: `(path of the layer, global layer index) -> nnx.Rngs`
+# random keys of a layer: `(path of the layer, global layer index) -> nnx.Rngs`
 RngsAt = Callable[[str, Any], nnx.Rngs]
 
-# turns `function(weights, rows) -> sums` into one that each device runs on its own rows; the sums are added once
+# maps `function(weights, rows) -> sums` to one that each device runs on its rows; the sums are all-reduced once
 Spread = Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]
 
 # `(scores [b s v], ids [b s]) -> the score of each id [b s]`
 Pick = Callable[[jax.Array, jax.Array], jax.Array]
 
-# turns `function(model, *args)` into a compiled `function(*args)` of one model
+# maps `function(model, *args)` to a compiled `function(*args)` bound to one model
 Bind = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Layout(Protocol):
-    """Where arrays lie on the mesh; they are named by the logical names of their dimensions."""
+    """Placement of arrays on the mesh, by the logical names of their dimensions."""
 
     def axes(self, logical: str) -> tuple[str, ...]:
-        """Returns the mesh axes, of more than one device, that shard a logical axis."""
+        """Returns the mesh axes of size above 1 that shard a logical axis."""
         ...
 
     def activations(self, x: jax.Array, *axes: str) -> jax.Array:
-        """Returns `x` where these axes say that it lies; an empty name is a dimension that is whole everywhere."""
+        """Returns `x` sharded by these logical axes; an empty name is an unsharded dimension."""
         ...
 
     def weights(self, module: Any) -> Any:
-        """Returns a module with its weights where a computation needs them."""
+        """Returns a module with its weights sharded as the computation needs them."""
         ...
 
     def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-        """Returns the rows `[b s d]` of a table `[v d]` that `ids` `[b s]` name."""
+        """Returns the rows `[b s d]` of `table` `[v d]` at `ids` `[b s]`."""
         ...
 
 
 class Rows(Protocol):
-    """Packed rows with random access; `rows[i]` holds `inputs targets positions segment_ids mask`, each `[s]`."""
+    """Packed rows with random access; `rows[i]` contains `inputs targets positions segment_ids mask`, each `[s]`."""
 
     def __len__(self) -> int: ...
 
@@ -204,25 +204,25 @@ class Rows(Protocol):
 
 
 class RowIterator(Protocol):
-    """Packed rows one after another, as `Rows` has them; an iterator of grain is one."""
+    """Packed rows in sequence, each as in `Rows`; grain iterators fit."""
 
     def __next__(self) -> dict[str, np.ndarray]: ...
 
     def get_state(self) -> Any:
-        """Returns where the iterator is, as JSON holds it; bytes are admitted too."""
+        """Returns the position of the iterator as JSON-serialisable data; bytes are allowed."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Goes to where `get_state` was called; the next row is the one that came next then."""
+        """Restores the position at which `get_state` returned `state`."""
         ...
 
 
 class RowStream(NamedTuple):
-    """Rows that can only be read in turn.
+    """Rows that can only be read sequentially.
 
     Attributes:
         start: returns an iterator at the first row of an epoch, such as `dataset.__iter__` of a `grain.IterDataset`.
-        rows_per_epoch: where that is known; only the metric `epoch` needs it.
+        rows_per_epoch: None if unknown; needed only for the metric `epoch`.
     """
 
     start: Callable[[], RowIterator]
@@ -234,7 +234,7 @@ class Tokenizer(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ids."""
+        """Vocabulary size."""
         ...
 
     @property
@@ -249,12 +249,12 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any id changes its meaning."""
+        """Identifies the vocabulary; changes when the meaning of any id changes."""
         ...
 
     @property
     def token_bytes(self) -> np.ndarray:
-        """Bytes of text that each id stands for, `[size]`; 0 for ids that stand for none."""
+        """Number of bytes of text of each id, `[size]`; 0 for special ids."""
         ...
 
     def encode(self, text: str) -> np.ndarray:
@@ -262,11 +262,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of `ids`; ids that stand for no text are left out."""
+        """Returns the text of `ids`; special ids are skipped."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes to `folder` the files that the tokenizer is made from, such as a vocabulary; often there are none."""
+        """Writes the files that the tokenizer loads, such as a vocabulary, to `folder`; often none."""
         ...
 
 
@@ -275,7 +275,7 @@ MakeTokenizer = Callable[[DataConfig], Tokenizer]
 
 
 class RowSpec(NamedTuple):
-    """What a run asks of a data source: tokens per row, how text becomes ids, the seed of the run."""
+    """What a run gives a data source: tokens per row, tokenizer, and the seed of the run."""
 
     sequence: int
     tokenizer: Tokenizer
@@ -283,14 +283,14 @@ class RowSpec(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """What a data source gives to a run.
+    """What a data source gives a run.
 
     Attributes:
-        train: `Rows` where any row can be read at once, so that the position in the data is a number and the order is
-            shuffled; `RowStream` where rows come in turn, so that the position is the state of an iterator.
-        held_out: rows to evaluate on, by name of the set.
-        description: one line for people; a resumed run says so where it has changed.
-        held_out_descriptions: likewise of held-out sets, by name, where there is something to say.
+        train: `Rows` for random access: the position in the data is a row number, and the order is shuffled;
+            `RowStream` for sequential access: the position is the state of an iterator.
+        held_out: evaluation rows, by name of the set.
+        description: one line for the user; a resumed run reports any change.
+        held_out_descriptions: likewise for held-out sets, by name; optional.
     """
 
     train: Rows | RowStream
@@ -302,5 +302,5 @@ class Dataset(NamedTuple):
 # `(data section, RowSpec) -> Dataset`
 Source = Callable[[DataConfig, RowSpec], Dataset]
 
-# `(data section, model.vocab) -> Tokenizer` of a source that brings its own
+# `(data section, model.vocab) -> Tokenizer` for a source with its own tokenizer
 MakeSourceTokenizer = Callable[[DataConfig, int], Tokenizer]

@@ -1,4 +1,4 @@
-"""The decoder: embedding, stack of blocks, norm, head."""
+"""The decoder: embedding, stack of layers, final norm, head."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Scorer(nnx.Module):
     """The head: activations `[b s d]` to scores of the next token `[b s v]`."""
 
     def __init__(self, table: Embedding, *, vocab: int, softcap: float | None, layout: Layout):
-        """Takes the table; see `ModelContext.vocab` and `model.logit_softcap`."""
+        """Uses `table`; `vocab` is that of `ModelContext`, `softcap` is `model.logit_softcap`."""
         self.table = table
         self.vocab = vocab
         self.softcap = softcap
@@ -37,16 +37,16 @@ class Scorer(nnx.Module):
         if (cap := self.softcap) is not None:
             scores = cap * jnp.tanh(scores / cap)
         if self.vocab == scores.shape[-1]:
-            return scores  # a choice that always falls alike still costs a pass over them
+            return scores  # a `where` that masks nothing still costs a pass over the scores
         return jnp.where(jnp.arange(scores.shape[-1]) < self.vocab, scores, jnp.finfo(scores.dtype).min)
 
 
 class Carry(NamedTuple):
-    """What goes from layer to layer, and from stage to stage.
+    """What passes from layer to layer, and from stage to stage.
 
     Attributes:
         x: the residual stream `[b s d]`.
-        terms: what the layers so far add to the loss.
+        terms: loss terms of the layers so far.
     """
 
     x: jax.Array
@@ -54,12 +54,12 @@ class Carry(NamedTuple):
 
 
 class SideInputs(NamedTuple):
-    """What every layer gets beside the residual stream; all leaves are `[b ...]`.
+    """Inputs of every layer besides the residual stream; all leaves are `[b ...]`.
 
     Attributes:
-        rotations: of the positions, by name.
+        rotations: at the positions of the batch, by name.
         segment_ids: `[b s]`, 0 is padding.
-        drop: dropout, not narrowed to a layer yet.
+        drop: dropout of the step, not yet of a layer.
     """
 
     rotations: dict[str, Rotation]
@@ -70,8 +70,8 @@ class SideInputs(NamedTuple):
 class Decoder(nnx.Module):
     """A language model: tokens `[b s]` to scores of the next token `[b s v]`.
 
-    It is `embed`, then `run_layers`, then `finish`. A model of a run of layers has the parts that it needs: those with
-    the first layer can `embed`, those with the last can `finish` and score.
+    It computes `embed`, then `run_layers`, then `finish`. A model of some of the layers, such as a pipeline stage, has
+    only the parts that it needs: with the first layer it can `embed`, with the last it can `finish` and score.
     """
 
     def __init__(
@@ -85,68 +85,68 @@ class Decoder(nnx.Module):
         """Makes the model.
 
         Args:
-            family: says what layers are made of.
-            config: sizes.
-            context: what it is built with.
-            layers: indices of the layers to make; None for all.
+            family: describes the layers.
+            config: sizes and options.
+            context: kernels, dtypes, random keys and placement.
+            layers: global indices of the layers to make; None for all.
         """
         self.family = family
         self.config = config
         self.context = context
         self.layers = range(config.layers) if layers is None else layers
-        made = family(config)
-        self.term_names = made.loss_terms
+        parts = family(config)
+        self.term_names = parts.loss_terms
         is_last = self.layers.stop == config.layers
-        small = 1 / math.sqrt(config.embed)  # scores of unit variance from a normalised stream
+        head_std = 1 / math.sqrt(config.embed)  # scores of unit variance from normalised activations
 
         def layer(index: jax.typing.ArrayLike, kind: str) -> Block:
-            spec = made.layers[kind]
-            # the residual stream sums 2 * layers outputs
+            spec = parts.layers[kind]
+            # the residual stream is the sum of 2 * layers outputs
             init = LayerInit(context.precision, context.rngs_at("stack", index), 1 / math.sqrt(2 * config.layers))
             return Block(spec, init, attend=context.make_attend(spec.sizes, spec.attention))
 
         if self.layers.start == 0 or (config.tied and is_last):
-            self.embedding = self._table("embedding", small if config.tied else 1.0)
+            self.embedding = self._table("embedding", head_std if config.tied else 1.0)
         self.stack: Stack = (
             ScannedStack(self.layers, layer, kinds=config.kinds, period=config.period, unroll=config.scan_unroll)
             if config.scan_layers
             else UnrolledStack(self.layers, layer, kinds=config.kinds)
         )
         if is_last:
-            self.norm = made.norm()
+            self.norm = parts.norm()
         if is_last and not config.tied:
-            self.head = self._table("head", small)
+            self.head = self._table("head", head_std)
 
-    def _table(self, path: str, deviation: float) -> Embedding:
+    def _table(self, path: str, std: float) -> Embedding:
         layout, precision, rngs = self.context.layout, self.context.precision, self.context.rngs_at(path, 0)
         sizes = (self.config.padded_vocab, self.config.embed)
-        return Embedding(*sizes, deviation=deviation, layout=layout, precision=precision, rngs=rngs)
+        return Embedding(*sizes, std=std, layout=layout, precision=precision, rngs=rngs)
 
     def hidden(self, batch: Batch, drop: Dropout) -> tuple[jax.Array, LossTerms]:
-        """Maps a batch to the activations before the head, `[b s d]`, and the terms that layers add to the loss."""
+        """Returns the activations before the head `[b s d]`, and the loss terms of all layers."""
         side = self.side_inputs(batch, drop)
         return self.finish(self.run_layers(self.embed(batch["inputs"]), side))
 
     def embed(self, ids: jax.Array) -> Carry:
-        """Returns what enters the first layer, for ids `[b s]`."""
+        """Returns the input of the first layer, for ids `[b s]`."""
         zero = jnp.zeros((), jnp.float32)
         terms = {name: LossTerm(zero, zero, zero) for name in self.term_names}
         return Carry(self._placed(self.embedding(ids)), terms)
 
     def side_inputs(self, batch: Batch, drop: Dropout) -> SideInputs:
-        """Returns what all layers get of a batch, beside its tokens."""
+        """Returns the inputs that all layers share, besides the residual stream."""
         return SideInputs(self._rotations(batch["positions"]), batch["segment_ids"], drop)
 
     def run_layers(self, carry: Carry, side: SideInputs) -> Carry:
-        """Runs the layers of this model."""
+        """Applies the layers of this model."""
         return self.stack.run(self._layer, carry, None, side, wrap=self.context.wrap)[0]
 
     def finish(self, carry: Carry) -> tuple[jax.Array, LossTerms]:
-        """Returns the activations before the head `[b s d]`, and the terms of all layers, for what left the last."""
+        """Returns the activations before the head `[b s d]` and the loss terms, from the output of the last layer."""
         return self.norm(carry.x), carry.terms
 
     def scorer(self) -> Scorer:
-        """Returns the head, its weights as they are sharded."""
+        """Returns the head, with its weights sharded as stored."""
         table = self.embedding if self.config.tied else self.head
         return Scorer(table, vocab=self.context.vocab, softcap=self.config.logit_softcap, layout=self.context.layout)
 
@@ -155,18 +155,18 @@ class Decoder(nnx.Module):
         return self.scorer()(hidden)
 
     def empty_cache(self, rows: int, slots: int) -> KvCache:
-        """Returns a cache for the last `slots` tokens of each of `rows` texts, all layers, `[l b t k c]`."""
+        """Returns an empty cache for the last `slots` tokens of each of `rows` texts, `[l b t k c]`."""
         shape = (len(self.layers), rows, slots, self.config.kv_heads, self.config.head_dim)
         compute = self.context.precision.compute
         return KvCache(jnp.zeros(shape, compute), jnp.zeros(shape, compute))
 
     def decode(self, ids: jax.Array, cache: KvCache, position: jax.Array) -> tuple[jax.Array, KvCache]:
-        """Returns the scores of the token after `ids` `[b]`, `[b v]`, and the cache with it.
+        """Returns the scores `[b v]` of the token after `ids` `[b]`, and the updated cache.
 
         Args:
             ids: the newest token of each text.
-            cache: of the tokens before it; see `empty_cache`.
-            position: scalar, tokens before it.
+            cache: keys and values of the tokens before it; see `empty_cache`.
+            position: scalar, index of the token in the text.
         """
 
         def body(x: jax.Array, layer: Block, index: Any, item: KvCache, rotations: Any) -> tuple[jax.Array, KvCache]:
@@ -177,7 +177,7 @@ class Decoder(nnx.Module):
         return self.logits(self.norm(x))[:, 0], cache
 
     def _layer(self, carry: Carry, layer: Block, index: Any, item: None, side: SideInputs) -> tuple[Carry, None]:
-        """Runs one layer; the terms that it returns are added to those of the layers before."""
+        """Applies one layer and adds its loss terms to those of the layers before."""
         rotation = side.rotations[layer.rotation]
         x, new = self.context.layout.weights(layer)(carry.x, rotation, side.segment_ids, side.drop.at(index))
         terms = carry.terms | {name: jax.tree.map(jnp.add, carry.terms[name], term) for name, term in new.items()}

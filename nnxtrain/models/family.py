@@ -1,4 +1,4 @@
-"""What a family of models says of itself: the parts that its layers are made of."""
+"""The description of a model family: the parts of its layers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from nnxtrain.nn.attention import Attention
 from nnxtrain.nn.param import LayerInit, Precision
 from nnxtrain.types import Attend, AttentionSpec, HeadSizes, Layout, LossTerms, MakeAttend, RngsAt
 
-ROPE = "rope"  # name of the rotation of a family that has one for all layers
+ROPE = "rope"  # name of the rotation in families whose layers all share one
 
 
 class FeedForward(Protocol):
     """The second half of a layer."""
 
     def __call__(self, x: jax.Array, is_token: jax.Array) -> tuple[jax.Array, LossTerms]:
-        """Maps activations `[b s d]` to `[b s d]`; returns the named terms that it adds to the loss, too.
+        """Maps activations `[b s d]` to `[b s d]`; also returns its loss terms by name.
 
         Args:
             x: activations.
-            is_token: `[b s]`, false for padding, which no statistic may count.
+            is_token: `[b s]`, false for padding, which statistics must not count.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What one layer is made of.
+    """The parts of one layer.
 
     Attributes:
-        sizes: of the heads.
-        attention: what attention computes.
+        sizes: number and width of the heads.
+        attention: window, scale and soft cap.
         mlp: makes the feed-forward layer.
-        norm: makes a norm from a width; the keyword `axis` names another axis than that of the residual stream.
-        norm_place: where norms stand: before attention and feed-forward layer, after them, or both.
-        norms_heads: whether queries and keys have norms of their own.
-        rotation: which of the family's rotations turns queries and keys.
+        norm: makes a norm from a width; the keyword `axis` names its logical axis if not `embed`.
+        norm_place: before attention and the feed-forward layer (pre-norm), after each (post-norm), or both.
+        qk_norm: whether queries and keys are normalised per head.
+        rotation: name of the rotation, out of those of the family.
         loss_terms: names of the terms that the feed-forward layer returns.
     """
 
@@ -49,23 +49,23 @@ class LayerSpec:
     mlp: Callable[[LayerInit], FeedForward]
     norm: Callable[..., nnx.Module]
     norm_place: Literal["before", "after", "both"] = "before"
-    norms_heads: bool = False
+    qk_norm: bool = False
     rotation: str = ROPE
     loss_terms: tuple[str, ...] = ()
 
     def make_attention(self, init: LayerInit, attend: Attend) -> Attention:
         """Returns the attention layer."""
-        head_norm = self.norm if self.norms_heads else None
+        head_norm = self.norm if self.qk_norm else None
         return Attention(self.sizes, self.attention, init, attend=attend, head_norm=head_norm)
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a decoder is made of, for one configuration.
+    """The parts of a decoder, for one configuration.
 
     Attributes:
-        layers: what the layers of each kind in `model.pattern` are made of, by kind.
-        rotations: radians per position of each pair `[c/2]`, by the name that layers know them by.
+        layers: the parts of a layer, by its kind in `model.pattern`.
+        rotations: radians per position of each pair `[c/2]`, by the name used in `LayerSpec.rotation`.
         norm: makes the norm before the head.
     """
 
@@ -75,20 +75,20 @@ class Family:
 
     @property
     def loss_terms(self) -> tuple[str, ...]:
-        """Names of the terms that any layer adds to the loss."""
+        """Names of the loss terms of all layers."""
         return tuple(dict.fromkeys(name for layer in self.layers.values() for name in layer.loss_terms))
 
 
 @dataclass(frozen=True)
 class ModelContext:
-    """What a model is built with, beside its configuration.
+    """What a model needs besides its configuration.
 
     Attributes:
-        vocab: ids that have a meaning; scores of the table's other rows are never above any of theirs.
+        vocab: number of real token ids; the scores of padding rows of the table are masked to the lowest float.
         wrap: put around each layer, such as `jax.checkpoint` with a policy.
         layout: where weights and activations are placed on the mesh.
-        precision: types of computation and weights.
-        rngs_at: where each layer draws its weights from, by path and global layer index.
+        precision: dtypes of computation and weights.
+        rngs_at: random keys of each layer, by path and global layer index.
         make_attend: returns the attention kernel of a layer.
     """
 

@@ -1,4 +1,4 @@
-"""Work of a decoder: its matrices are counted as they are, attention by formula."""
+"""FLOPs of a decoder: matrices counted from the parameters, attention from a formula."""
 
 import math
 
@@ -10,13 +10,12 @@ from nnxtrain.optim.matrices import matrix_dims
 
 
 def matmul_parameters(params: nnx.State) -> int:
-    """Returns the weights that each token is multiplied with: all matrices and the head, tied or not.
+    """Returns the number of weights that each token is multiplied by: all matrices and the head, tied or not.
 
-    The embedding is looked up, not multiplied, so that of the tables of tokens one counts. Norms and biases are no
-    matrices.
+    The embedding is a lookup, so only one table of token vectors counts. Norms and biases do not.
 
     Args:
-        params: of the whole model, which may be abstract.
+        params: all parameters of the model; may be abstract.
     """
     leaves = [(axes_of(leaf), math.prod(leaf.shape)) for _, leaf in nnx.to_flat_state(params)]
     head = max(size for axes, size in leaves if VOCAB in axes)
@@ -26,16 +25,15 @@ def matmul_parameters(params: nnx.State) -> int:
 def flops_per_token(config: ModelConfig, sequence: int, *, weights: int) -> float:
     """Returns the FLOPs of one training step per token, forward and backward, without recomputation.
 
-    `6 * weights + 12 * seen * heads * head_dim`: two products of matrices forward and four backward; `seen` are the
-    tokens that a token sees, on average over the sequence and summed over the layers: half of the sequence, or less
-    where a window ends before.
+    `6 * weights + 12 * seen * heads * head_dim`: 2 FLOPs per weight forward and 4 backward; `seen` is the number of
+    keys per query, averaged over the sequence and summed over layers: half of the sequence, less with a window.
 
     Args:
-        config: sizes of heads, and what layers see.
-        sequence: tokens of a row.
+        config: sizes of heads, and the kinds and windows of layers.
+        sequence: tokens per row.
         weights: see `matmul_parameters`.
 
-    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B, with the causal half counted once.
+    Source: Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but counting only the causal half of attention.
     """
     windows = [min(config.window or sequence, sequence) if kind == LOCAL else sequence for kind in config.kinds]
     seen = sum(window - window**2 / (2 * sequence) for window in windows)

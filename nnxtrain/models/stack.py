@@ -1,8 +1,8 @@
-"""Layers scanned over stacked weights, or unrolled: the same numbers, two programs.
+"""Layers scanned over stacked weights, or unrolled: the same values from two programs.
 
-A pattern of `period` kinds of layer repeats over the model. The scan goes over groups of `period` layers; the layers
-that are left over when the pattern does not divide the stack come after it. A stack may be a run of the layers of a
-model, as in a pipeline stage: a layer has its index in the whole model.
+A pattern of `period` kinds of layer repeats over the model. The scan is over groups of `period` layers; if the pattern
+does not divide the stack, the remaining layers follow it. A stack may have only some of the layers of a model, as in a
+pipeline stage; the index of a layer is always its index in the model.
 """
 
 import functools
@@ -23,10 +23,10 @@ MakeLayer = Callable[[jax.typing.ArrayLike, str], nnx.Module]
 
 
 class Wrap(Protocol):
-    """Is put around the computation of one layer, such as `jax.checkpoint` with a policy."""
+    """Wraps the computation of one layer, such as `jax.checkpoint` with a policy."""
 
     def __call__(self, function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
-        """Returns a function of the same result; `in_loop` tells whether a loop of the program holds it."""
+        """Returns a function of the same result; `in_loop` is whether it runs inside a `scan`."""
         ...
 
 
@@ -42,22 +42,22 @@ class Stack(Protocol):
         """Folds `body` over the layers.
 
         Args:
-            body: what happens at one layer.
-            carry: what goes from layer to layer.
-            items: a tree whose leaves have a leading layer axis `[l ...]`; a layer gets its own slice.
-            shared: what every layer gets, a tree.
-            wrap: put around the body's computation.
-        Returns: the last carry, and the items that the layers returned, stacked.
+            body: the computation of one layer.
+            carry: passed from layer to layer.
+            items: a tree whose leaves have a leading layer axis `[l ...]`; each layer gets its slice.
+            shared: a tree that every layer gets.
+            wrap: wraps the body.
+        Returns: the last carry, and the items that the layers returned, stacked `[l ...]`.
         """
         ...
 
 
 class ScannedStack(nnx.Module):
-    """One group of layers whose parameters are stacked over groups; the program does not grow with depth.
+    """One group of layers with parameters stacked over groups; program size does not grow with depth.
 
     Attributes:
-        layer: the only layer of a group, parameters `[l ...]`; or, of a longer pattern, the list of its layers.
-        rest: the layers that are left over, each with parameters of its own.
+        layer: the layer of a group, parameters `[l ...]`; for a pattern of several kinds, the list of its layers.
+        rest: the remaining layers, each with its own parameters.
     """
 
     def __init__(self, layers: range, make_layer: MakeLayer, *, kinds: Sequence[str], period: int, unroll: int = 1):
@@ -65,10 +65,10 @@ class ScannedStack(nnx.Module):
 
         Args:
             layers: indices in the model, at least one.
-            make_layer: makes one of them.
-            kinds: of all layers of the model.
-            period: layers after which their kinds repeat.
-            unroll: groups that one turn of the loop takes.
+            make_layer: makes one layer.
+            kinds: kinds of all layers of the model.
+            period: number of layers after which the kinds repeat.
+            unroll: groups per iteration of the scan.
         """
         self.first, self.unroll = layers.start, unroll
         self.period = period = min(period, len(layers))
@@ -91,7 +91,7 @@ class ScannedStack(nnx.Module):
         """See `Stack.run`."""
         graph, stacked = nnx.split(self.layer)
         period, scanned = self.period, self.groups * self.period
-        # a loop of one turn is none, and unrolling can leave groups outside
+        # a loop of one iteration is removed, and unrolling can leave groups outside the loop
         inside = functools.partial(wrap, in_loop=self.unroll == 1 and self.groups > 1)
 
         def group(carry: Any, part: tuple[nnx.State, jax.Array, Any]) -> tuple[Any, Any]:
@@ -115,7 +115,7 @@ class ScannedStack(nnx.Module):
 
 
 class UnrolledStack(nnx.Module):
-    """A list of layers, each with parameters of its own."""
+    """A list of layers, each with its own parameters."""
 
     def __init__(self, layers: range, make_layer: MakeLayer, *, kinds: Sequence[str]):
         self.first = layers.start
@@ -136,7 +136,7 @@ def _apply_in_order(
     first: jax.typing.ArrayLike,
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> tuple[Any, Any]:
-    """Folds `body` over `layers`, the first of which has the index `first`; `inputs` are items and shared."""
+    """Folds `body` over `layers`, whose indices start at `first`; `inputs` are items and shared."""
     items, shared = inputs
     returned = []
     for place, layer in enumerate(layers):

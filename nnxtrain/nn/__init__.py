@@ -1,1 +1,1 @@
-"""Leaf layers: numbers in, arrays out."""
+"""Layers: modules built from plain sizes, that map arrays to arrays."""

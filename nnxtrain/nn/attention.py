@@ -1,4 +1,4 @@
-"""Grouped-query attention: over a whole sequence, and one token at a time against a cache."""
+"""Grouped-query attention: over a full sequence, and one token at a time with a KV cache."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -38,12 +38,12 @@ class Attention(nnx.Module):
         """Makes the layer.
 
         Args:
-            sizes: of its axes.
+            sizes: number and width of the heads.
             spec: window, scale and soft cap.
-            init: precision, and where the weights are drawn from.
-            attend: the kernel.
-            head_norm: makes the norm over each query and key, before rotation, from a width and the name of its axis;
-                None for no norm.
+            init: precision, and the random keys of the weights.
+            attend: the attention kernel.
+            head_norm: makes the norm of each query and key, applied before rotation, from a width and the name of its
+                axis; None for no norm.
         """
         self.spec = spec
         queries = {EMBED: sizes.embed, HEADS: sizes.heads, HEAD_DIM: sizes.head_dim}
@@ -54,14 +54,14 @@ class Attention(nnx.Module):
         self.v = projection("bsd,dkc->bskc", keys, init)
         self.out = projection("bshc,hcd->bsd", back, init, scale=init.out_scale)
         self.attend = attend
-        self.has_norm = head_norm is not None
+        self.has_qk_norm = head_norm is not None
         if head_norm is not None:
             self.q_norm = head_norm(sizes.head_dim, axis=HEAD_DIM)
             self.k_norm = head_norm(sizes.head_dim, axis=HEAD_DIM)
 
     @jax.named_scope("attention")
     def __call__(self, x: jax.Array, rotation: Rotation, segment_ids: jax.Array) -> jax.Array:
-        """Maps activations `[b s d]` to `[b s d]`; tokens see only their own segment, `segment_ids` `[b s]`."""
+        """Maps activations `[b s d]` to `[b s d]`; tokens attend only within their segment, `segment_ids` `[b s]`."""
         q, k, v = self._project(x, rotation)
         q, k, v = (checkpoint_name(*each) for each in ((q, QUERIES), (k, KEYS), (v, VALUES)))
         attended = checkpoint_name(self.attend(q, k, v, segment_ids, self.spec), ATTENTION_OUT)
@@ -71,26 +71,28 @@ class Attention(nnx.Module):
     def decode(
         self, x: jax.Array, rotation: Rotation, cache: KvCache, position: jax.Array
     ) -> tuple[jax.Array, KvCache]:
-        """Maps one token `[b 1 d]` to `[b 1 d]`, seeing itself and what is cached; returns the cache with it.
+        """Maps one token `[b 1 d]` to `[b 1 d]`, attending to itself and the cache; returns the cache with it added.
 
         Args:
             x: activations of the token.
-            rotation: of its position.
-            cache: keys and values of the tokens before it.
-            position: scalar, tokens before it since the start of the text.
+            rotation: rotation at its position.
+            cache: keys and values of earlier tokens.
+            position: scalar, index of the token in the text.
         """
         q, k, v = self._project(x, rotation)
         slots = cache.k.shape[1]
-        put = jax.lax.dynamic_update_slice_in_dim
+        write = jax.lax.dynamic_update_slice_in_dim
         slot = position % slots
-        cache = KvCache(put(cache.k, k.astype(cache.k.dtype), slot, 1), put(cache.v, v.astype(cache.v.dtype), slot, 1))
-        ages = (position - jnp.arange(slots)) % slots  # [t], of the token that each slot would hold
-        seen = within_window(ages, self.spec.window) & (ages <= position)  # the text began after the others
-        return self.out(masked_attention(q, cache.k, cache.v, seen[None, None, None], self.spec)), cache
+        cache = KvCache(
+            write(cache.k, k.astype(cache.k.dtype), slot, 1), write(cache.v, v.astype(cache.v.dtype), slot, 1)
+        )
+        distances = (position - jnp.arange(slots)) % slots  # [t], back from the query to the token of each slot
+        visible = within_window(distances, self.spec.window) & (distances <= position)  # other slots are still empty
+        return self.out(masked_attention(q, cache.k, cache.v, visible[None, None, None], self.spec)), cache
 
     @jax.named_scope("project")
     def _project(self, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.has_norm:
+        if self.has_qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         return rotate(q, rotation), rotate(k, rotation), v

@@ -1,4 +1,4 @@
-"""Dropout whose masks belong to rows of the global batch, so that no layout of the work can move them."""
+"""Dropout whose masks depend on the row of the global batch, and so not on sharding or microbatches."""
 
 import functools
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 
 class Dropout(Protocol):
-    """Drops activations; `at` narrows it to a layer, then to a place in the layer."""
+    """Drops activations; `at` derives the dropout of a layer, then of one place in the layer."""
 
     def at(self, place: jax.typing.ArrayLike) -> "Dropout":
-        """Returns the dropout of one place."""
+        """Returns the dropout of one layer or place, by its number."""
         ...
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -24,7 +24,7 @@ class Dropout(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KeepAll:
-    """Drops nothing: evaluation, generation, and training without dropout."""
+    """Drops nothing: for evaluation, generation, and training without dropout."""
 
     def at(self, place: jax.typing.ArrayLike) -> "KeepAll":
         """Returns itself."""
@@ -45,7 +45,7 @@ class RowDropout:
 
     @classmethod
     def of_rows(cls, rate: float, key: jax.Array, rows: jax.Array) -> "RowDropout":
-        """Makes the dropout of a step from its `key` and the `rows` `[b]` of the global batch."""
+        """Returns the dropout of a step, from its `key` and the indices `rows` `[b]` in the global batch."""
         return cls(rate, _fold(key, rows))
 
     def at(self, place: jax.typing.ArrayLike) -> "RowDropout":
@@ -54,7 +54,7 @@ class RowDropout:
 
     @jax.named_scope("dropout")
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps `[b s d]` to `[b s d]`; what is kept grows by `1 / (1 - rate)`."""
+        """Maps `[b s d]` to `[b s d]`; kept values are scaled by `1 / (1 - rate)`."""
         keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(self.keys)
         return jnp.where(keep, x / (1 - self.rate), 0).astype(x.dtype)
 

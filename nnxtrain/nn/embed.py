@@ -1,4 +1,4 @@
-"""The table of token vectors, at the entrance and as the head."""
+"""The table of token vectors, for the embedding and the head."""
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,10 @@ from nnxtrain.types import Layout
 
 
 class Embedding(nnx.Module):
-    """One vector a token id: `vocab` rows, of which a model may leave the last unused."""
+    """One vector per token id; the last of the `vocab` rows may be padding."""
 
-    def __init__(
-        self, vocab: int, embed: int, *, deviation: float, layout: Layout, precision: Precision, rngs: nnx.Rngs
-    ):
-        draw = truncated_normal(deviation)
+    def __init__(self, vocab: int, embed: int, *, std: float, layout: Layout, precision: Precision, rngs: nnx.Rngs):
+        draw = truncated_normal(std)
         self.table = nnx.Param(draw(rngs.params(), (vocab, embed), precision.weights), axes=(VOCAB, EMBED))
         self.dtype = precision.compute
         self.layout = layout

@@ -1,4 +1,4 @@
-"""Attention kernels: what each computes, what it supports, and which one a layer gets."""
+"""Attention kernels: what each computes, what it supports, and which one a layer uses."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from nnxtrain.axes import BATCH, HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, WHOLE
+from nnxtrain.axes import BATCH, HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, UNSHARDED
 from nnxtrain.config.lookup import lookup
 from nnxtrain.errors import ConfigError
 from nnxtrain.types import Attend, AttentionSpec, HeadSizes, Layout
 
-BLOCKS = 4  # of queries
-SHORTEST_BLOCK = 64  # queries; shorter ones cost more than they save
+QUERY_BLOCKS = 4
+MIN_BLOCK = 64  # queries; smaller blocks cost more than they save
 
-# what a layer, its rows or the mesh can ask of a kernel
+# what a layer, its rows or the mesh can require of a kernel
 WINDOW = "window"
 SEGMENTS = "segments"
 GROUPED_HEADS = "grouped_heads"
@@ -25,7 +25,7 @@ FEATURES = {
     SEGMENTS: "several documents in a row",
     GROUPED_HEADS: "fewer key and value heads than query heads",
     SOFTCAP: "a soft cap on the scores",
-    SHARDED_SEQUENCE: "a sequence that is sharded over devices",
+    SHARDED_SEQUENCE: "a sequence sharded over devices",
 }
 
 
@@ -35,8 +35,8 @@ class AttentionKernel:
 
     Attributes:
         attend: the computation.
-        supports: names out of `FEATURES`.
-        platforms: of jax, that it runs on; empty for all.
+        supports: names from `FEATURES`.
+        platforms: jax platforms that it runs on; empty for all.
     """
 
     attend: Attend
@@ -44,7 +44,7 @@ class AttentionKernel:
     platforms: Collection[str] = ()
 
     def obstacles(self, needs: Collection[str], platform: str) -> list[str]:
-        """Returns in words why this kernel cannot be used; empty where it can."""
+        """Returns the reasons why this kernel cannot be used; empty if it can."""
         missing = [f"does not support {FEATURES[name]}" for name in needs if name not in self.supports]
         if self.platforms and platform not in self.platforms:
             missing.append(f"runs on {', '.join(self.platforms)} only, and the platform is {platform}")
@@ -59,34 +59,34 @@ def dot_product(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array
         q: queries `[b s h c]`, any float dtype; scores are float32.
         k: keys `[b t k c]`, `t = s`; `h` is a multiple of `k`.
         v: values `[b t k c]`.
-        segment_ids: `[b s]`, 0 is padding; tokens see only their own segment.
+        segment_ids: `[b s]`, 0 is padding; tokens attend only within their segment.
         spec: window, scale and soft cap.
     Returns: `[b s h c]` in the dtype of `q`.
     Source: Ainslie et al. 2023, arXiv:2305.13245 (grouped queries); Beltagy et al. 2020, arXiv:2004.05150 (window).
     """
-    return masked_attention(q, k, v, _visible(segment_ids, spec.window), spec)
+    return masked_attention(q, k, v, _attention_mask(segment_ids, spec.window), spec)
 
 
 @jax.named_scope("attend")
 def blocked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, spec: AttentionSpec) -> jax.Array:
-    """Attends like `dot_product`, one block of queries after another, each to the keys that it can see.
+    """Attends like `dot_product`, one block of queries at a time, each to the keys visible to it.
 
-    Four blocks take 5/8 of the products and of the memory of the scores. The sequence must not be sharded.
+    Four blocks take 5/8 of the FLOPs and of the score memory. The sequence must not be sharded.
     """
-    mask = _visible(segment_ids, spec.window)
+    mask = _attention_mask(segment_ids, spec.window)
     sequence = q.shape[1]
-    size = max(SHORTEST_BLOCK, -(-sequence // BLOCKS))
+    size = max(MIN_BLOCK, -(-sequence // QUERY_BLOCKS))
 
     def attend(first: int) -> jax.Array:
-        oldest = 0 if spec.window is None else max(0, first + 1 - spec.window)
-        block, past = slice(first, first + size), slice(oldest, first + size)
-        return masked_attention(q[:, block], k[:, past], v[:, past], mask[:, :, block, past], spec)
+        first_key = 0 if spec.window is None else max(0, first + 1 - spec.window)
+        queries, keys = slice(first, first + size), slice(first_key, first + size)
+        return masked_attention(q[:, queries], k[:, keys], v[:, keys], mask[:, :, queries, keys], spec)
 
     return jnp.concatenate([attend(first) for first in range(0, sequence, size)], axis=1)
 
 
 def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, spec: AttentionSpec) -> jax.Array:
-    """Attends where `mask` `[b 1 s t]` is true; arrays are those of `dot_product`.
+    """Attends where `mask` `[b 1 s t]` is true; other arguments as in `dot_product`.
 
     Source: Bello et al. 2016, arXiv:1611.09940, and Gemma 2, arXiv:2408.00118 (soft cap).
     """
@@ -97,23 +97,23 @@ def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, 
     scores = jnp.einsum("bskgc,btkc->bkgst", grouped, k, preferred_element_type=jnp.float32)
     scores *= width**-0.5 if spec.scale is None else spec.scale
     scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-    shares = jax.nn.softmax(jnp.where(mask[:, :, None], scores, jnp.finfo(scores.dtype).min), axis=-1)
-    return jnp.einsum("bkgst,btkc->bskgc", shares.astype(v.dtype), v).reshape(q.shape)
+    weights = jax.nn.softmax(jnp.where(mask[:, :, None], scores, jnp.finfo(scores.dtype).min), axis=-1)
+    return jnp.einsum("bkgst,btkc->bskgc", weights.astype(v.dtype), v).reshape(q.shape)
 
 
-def within_window(ages: jax.Array, window: int | None) -> jax.Array:
-    """Tells which keys a query may see, by the tokens between: 0 is its own, below 0 is in the future."""
-    return (ages >= 0) if window is None else (ages >= 0) & (ages < window)
+def within_window(distances: jax.Array, window: int | None) -> jax.Array:
+    """Returns which keys are visible, by tokens back from the query: 0 is its own position, negative is the future."""
+    return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
 
 
-def _visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
-    """Tells which keys a query sees, `[b 1 s t]`."""
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    ages = jnp.arange(segment_ids.shape[1])[:, None] - jnp.arange(segment_ids.shape[1])  # [s t], tokens in between
-    return (same & within_window(ages, window))[:, None]
+def _attention_mask(segment_ids: jax.Array, window: int | None) -> jax.Array:
+    """Returns the mask of visible keys, `[b 1 s t]`: causal, in the same segment, within the window."""
+    same_segment = segment_ids[:, :, None] == segment_ids[:, None, :]
+    distances = jnp.arange(segment_ids.shape[1])[:, None] - jnp.arange(segment_ids.shape[1])  # [s t], back to the key
+    return (same_segment & within_window(distances, window))[:, None]
 
 
-# `model.attention=auto` takes the first that supports what a layer asks for
+# `model.attention=auto` takes the first that supports what the layer requires
 ATTENTIONS: dict[str, AttentionKernel] = {
     "blocked": AttentionKernel(blocked, (WINDOW, SEGMENTS, GROUPED_HEADS, SOFTCAP)),
     "dot_product": AttentionKernel(dot_product, tuple(FEATURES)),
@@ -129,18 +129,18 @@ def make_attend(
     platform: str,
     layout: Layout,
 ) -> Attend:
-    """Returns the kernel of one layer, on the mesh: queries are sharded as their tokens are, keys and values are not.
+    """Returns the kernel of one layer on the mesh: queries are sharded along the sequence, keys and values are not.
 
     Args:
-        sizes: of the heads.
-        spec: what the layer computes.
+        sizes: number and width of the heads.
+        spec: window, scale and soft cap.
         name: `model.attention`: an entry of `table`, or `auto`.
-        table: the kernels.
-        platform: of the devices.
-        layout: of the mesh.
+        table: kernels by name.
+        platform: jax platform of the devices.
+        layout: placement on the mesh.
 
     Raises:
-        ConfigError: the kernel lacks something that this layer, or the mesh, asks for; names those that have it.
+        ConfigError: the kernel does not support what this layer or the mesh requires; names the kernels that do.
     """
     needs = [SEGMENTS]
     needs += [WINDOW] if spec.window is not None else []
@@ -151,14 +151,14 @@ def make_attend(
     chosen = next(iter([*usable, *table])) if name == "auto" else name
     kernel = lookup(table, chosen, key="model.attention")
     if obstacles := kernel.obstacles(needs, platform):
-        there = f"usable here: {', '.join(['auto', *usable])}" if usable else "no kernel can be used here"
-        raise ConfigError(f"model.attention={name}: {chosen} {' and '.join(obstacles)}; {there}")
+        hint = f"usable here: {', '.join(['auto', *usable])}" if usable else "no kernel can be used here"
+        raise ConfigError(f"model.attention={name}: {chosen} {' and '.join(obstacles)}; {hint}")
     return _OnMesh(kernel.attend, layout)
 
 
 @dataclass(frozen=True)
 class _OnMesh:
-    """A kernel whose arrays are placed on the mesh; equal for layers of the same kernel, as graphs of modules ask."""
+    """A kernel with its arrays placed on the mesh; equal for layers of the same kernel, as `nnx` graphs require."""
 
     attend: Attend
     layout: Layout
@@ -169,5 +169,5 @@ class _OnMesh:
         """See `Attend`."""
         place = self.layout.activations
         q = place(q, BATCH, SEQUENCE, HEADS, HEAD_DIM)
-        k, v = (place(x, BATCH, WHOLE, KV_HEADS, HEAD_DIM) for x in (k, v))
+        k, v = (place(x, BATCH, UNSHARDED, KV_HEADS, HEAD_DIM) for x in (k, v))
         return place(self.attend(q, k, v, segment_ids, spec), BATCH, SEQUENCE, HEADS, HEAD_DIM)

@@ -17,9 +17,9 @@ class GatedMlp(nnx.Module):
     """
 
     def __init__(self, embed: int, mlp: int, init: LayerInit):
-        wide = {EMBED: embed, MLP: mlp}
-        self.gate = projection("bsd,df->bsf", wide, init)
-        self.up = projection("bsd,df->bsf", wide, init)
+        sizes = {EMBED: embed, MLP: mlp}
+        self.gate = projection("bsd,df->bsf", sizes, init)
+        self.up = projection("bsd,df->bsf", sizes, init)
         self.down = projection("bsf,fd->bsd", {MLP: mlp, EMBED: embed}, init, scale=init.out_scale)
 
     @jax.named_scope("mlp")

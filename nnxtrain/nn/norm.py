@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""Normalisation layers."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from nnxtrain.axes import EMBED
 
 
 class RmsNorm(nnx.Module):
-    """Divides by the root of the mean square and scales; statistics are float32.
+    """Divides by the root mean square and multiplies by a learned scale; computed in float32.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
@@ -20,6 +20,6 @@ class RmsNorm(nnx.Module):
     @jax.named_scope("norm")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `[... width]` to `[... width]` in the dtype of `x`."""
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...]).astype(x.dtype)
+        x32 = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        return (x32 * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...]).astype(x.dtype)

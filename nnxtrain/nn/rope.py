@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embeddings."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Rotation(NamedTuple):
-    """Angles of a batch of positions: `sin` and `cos`, `[b s 1 c/2]` float32."""
+    """Sine and cosine of the angles of a batch of positions, `[b s 1 c/2]` float32."""
 
     sin: jax.Array
     cos: jax.Array
@@ -25,15 +25,15 @@ def frequencies(head_dim: int, theta: float) -> np.ndarray:
 def llama3_scaling(radians: np.ndarray, *, factor: float, low: float, high: float, original: int) -> np.ndarray:
     """Returns frequencies for sequences `factor` times as long.
 
-    Pairs that turn more than `high` times in `original` tokens stay; those that turn less than `low` times are slowed
-    by `factor`; between the two the slowing is blended.
+    Pairs that turn more than `high` times in `original` tokens keep their frequency; for those that turn less than
+    `low` times it is divided by `factor`; in between it is interpolated.
 
     Args:
-        radians: radians per position `[c/2]`.
+        radians: unscaled frequencies, radians per position `[c/2]`.
         factor: how much longer sequences may be.
-        low: turns per original sequence, at or below which a pair is slowed whole.
-        high: turns per original sequence, at or above which a pair stays.
-        original: tokens of the sequences that the frequencies were made for.
+        low: turns per original sequence, at or below which a frequency is divided by `factor`.
+        high: turns per original sequence, at or above which a frequency is kept.
+        original: tokens per sequence that the frequencies were chosen for.
     Source: Llama 3.1, arXiv:2407.21783, and its published reference code.
     """
     turns = original * radians / (2 * np.pi)
@@ -42,7 +42,7 @@ def llama3_scaling(radians: np.ndarray, *, factor: float, low: float, high: floa
 
 
 def rotation_at(positions: jax.Array, radians: np.ndarray) -> Rotation:
-    """Returns the angles of `positions` `[b s]` for `radians` per position `[c/2]`."""
+    """Returns the rotation at `positions` `[b s]` for frequencies `radians`, per position `[c/2]`."""
     angles = positions[..., None, None].astype(jnp.float32) * radians
     return Rotation(jnp.sin(angles), jnp.cos(angles))
 
@@ -51,5 +51,5 @@ def rotation_at(positions: jax.Array, radians: np.ndarray) -> Rotation:
 def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotates the pairs (i, i + c/2) of `x` `[b s h c]`; the result has the dtype of `x`."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = (first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    rotated = (first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

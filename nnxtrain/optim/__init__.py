@@ -1,1 +1,1 @@
-"""Optax chains and learning-rate curves."""
+"""Optimizers, as optax chains, and learning-rate schedules."""

@@ -1,4 +1,4 @@
-"""Weights to evaluate with: averages of those that were trained, where the optimizer keeps any."""
+"""Weights for evaluation: averages of the trained weights, if the optimizer keeps any."""
 
 from typing import Any, NamedTuple
 
@@ -11,20 +11,20 @@ from nnxtrain.state import TrainStateNNX, is_trained
 
 
 class AverageState(NamedTuple):
-    """A running sum of weights, float32, and the sum of what they were multiplied with, a scalar below 1."""
+    """A running weighted sum of weights, float32, and the sum of its coefficients, a scalar below 1."""
 
     total: Any
     mass: jax.Array
 
 
 def average_weights(decay: float) -> optax.GradientTransformation:
-    """Returns what averages the weights after each update, and leaves the updates as they are.
+    """Returns a transformation that averages the weights after each update; updates pass unchanged.
 
-    After `n` updates the average is `sum_k decay^(n - k) w_k / sum_k decay^(n - k)`, `k = 1 .. n`: the weights that a
-    run starts from have no part in it, as the zeros have none in Adam's moments.
+    After `n` updates the average is `sum_k decay^(n - k) w_k / sum_k decay^(n - k)`, `k = 1 .. n`: the initial
+    weights do not count, as in the bias correction of Adam.
 
     Args:
-        decay: memory, below 1; about the last `1 / (1 - decay)` updates count.
+        decay: of the average, below 1; about the last `1 / (1 - decay)` updates count.
     """
 
     def init(params: optax.Params) -> AverageState:
@@ -39,10 +39,10 @@ def average_weights(decay: float) -> optax.GradientTransformation:
 
 
 def evaluation_weights(opt_state: optax.OptState, params: optax.Params) -> optax.Params:
-    """Returns the weights to evaluate with: averages if the optimizer keeps any, else `params` themselves.
+    """Returns the weights for evaluation: averages if the optimizer keeps any, else `params`.
 
     Args:
-        opt_state: of the optimizer.
+        opt_state: state of the optimizer.
         params: the trained weights.
     """
     for node in jax.tree.leaves(opt_state, is_leaf=_is_average):
@@ -56,7 +56,7 @@ def evaluation_weights(opt_state: optax.OptState, params: optax.Params) -> optax
 
 
 def evaluation_model(state: TrainStateNNX) -> nnx.Module:
-    """Returns the model with the weights to evaluate with; `state` stays as it is."""
+    """Returns the model with the weights for evaluation; `state` is unchanged."""
     graph, params, rest = nnx.split(state.model, is_trained, ...)
     weights = evaluation_weights(nnx.as_pure(state.optimizer.opt_state), nnx.as_pure(params))
     return nnx.merge(graph, weights, rest)

@@ -1,4 +1,4 @@
-"""Parameters by path: what `optimizer.groups` says of each."""
+"""Per-parameter settings: `optimizer.groups` applied by path."""
 
 import difflib
 import fnmatch
@@ -17,7 +17,7 @@ from nnxtrain.state import is_trained
 
 @dataclass(frozen=True)
 class Setting:
-    """How one parameter is updated: coefficient of its decay, factor of its learning rate."""
+    """Weight decay of one parameter, and the factor of its learning rate."""
 
     decay: float
     rate_scale: float
@@ -26,19 +26,19 @@ class Setting:
 def name_of(path: Sequence[object]) -> str:
     """Returns the path of a parameter, the same for every layer of the stack: `stack/layer/mlp/up/kernel`.
 
-    Unrolled layers are at `stack/layers/3`, scanned ones at `stack/layer`, those of a longer pattern at `stack/layer/1`
-    or, where the pattern leaves some over, at `stack/rest/0`.
+    In the model, unrolled layers are at `stack/layers/3`, scanned ones at `stack/layer`, those of a pattern of several
+    kinds at `stack/layer/1`, and remaining ones at `stack/rest/0`.
     """
     return re.sub(r"\bstack/(layers|layer|rest)(/\d+)?(?=/)", "stack/layer", "/".join(map(str, path)))
 
 
 def is_decayed(axes: tuple[str, ...]) -> bool:
-    """Tells whether a parameter of these logical axes is decayed unless a group says otherwise: matrices are."""
+    """Returns whether a parameter with these logical axes is decayed by default: matrices are."""
     return matrix_dims(axes) is not None
 
 
 def settings_of(params: nnx.State, config: OptimizerConfig) -> nnx.State:
-    """Returns the `Setting` of each parameter; a later group wins."""
+    """Returns the `Setting` of each parameter; later groups win."""
 
     def setting(path: Sequence[object], parameter: nnx.Variable) -> Setting:
         decay = config.weight_decay if is_decayed(axes_of(parameter)) else 0.0
@@ -52,17 +52,19 @@ def settings_of(params: nnx.State, config: OptimizerConfig) -> nnx.State:
 
 
 def freeze(model: nnx.Module, config: OptimizerConfig) -> None:
-    """Marks the parameters that a group freezes, for `is_trained`.
+    """Marks frozen parameters, for `is_trained`.
 
     Raises:
-        ConfigError: a pattern matches no parameter, or no parameter is left to train.
+        ConfigError: a pattern matches no parameter, or all parameters are frozen.
     """
     parameters = nnx.to_flat_state(nnx.state(model, nnx.Param))
     names = [name_of(path) for path, _ in parameters]
     for group in map(group_of, config.groups):
         if not fnmatch.filter(names, group.pattern):
             near = difflib.get_close_matches(group.pattern, names, n=3, cutoff=0.4) or names[:3]
-            raise ConfigError(f"optimizer.groups: {group.pattern!r} matches no parameter; near are {', '.join(near)}")
+            raise ConfigError(
+                f"optimizer.groups: {group.pattern!r} matches no parameter; close matches: {', '.join(near)}"
+            )
     for path, parameter in parameters:
         if any(group.freeze for group in _matching(path, config)):
             parameter.set_metadata(frozen=True)

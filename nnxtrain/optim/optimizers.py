@@ -1,4 +1,4 @@
-"""Optax chains: clip by the global norm, then a rule with decay and learning rate, then averages of the weights."""
+"""Optax chains: clipping by global norm, an update rule with decay and learning rate, then weight averaging."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,12 +22,12 @@ def _adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def _adamw(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTransformation:
-    """Source: Loshchilov and Hutter 2019, arXiv:1711.05101 (decay apart from the gradient)."""
+    """Source: Loshchilov and Hutter 2019, arXiv:1711.05101 (decoupled weight decay)."""
     return optax.chain(_adam(config), context.finish)
 
 
 def _adafactor(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTransformation:
-    """Source: Shazeer and Stern 2018, arXiv:1804.04235; steps relative to the weights, no momentum."""
+    """Source: Shazeer and Stern 2018, arXiv:1804.04235; updates relative to the weights, no momentum."""
     rule = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
     return optax.chain(per_matrix(rule, context.params), context.finish)
 
@@ -38,7 +38,7 @@ def _lion(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTran
 
 
 def _muon(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTransformation:
-    """Muon for the matrices of the stack, adamw for tables of tokens, norms and biases."""
+    """Muon for the matrices of the stack, adamw for token tables, norms and biases."""
 
     def label(path: Sequence[object], parameter: nnx.Variable) -> str:
         return "adamw" if stack_matrix(parameter) is None else "muon"
@@ -48,16 +48,16 @@ def _muon(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTran
 
 
 def _sgd(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTransformation:
-    velocity = optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)
-    return optax.chain(velocity if config.momentum else optax.identity(), context.finish)
+    momentum = optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)
+    return optax.chain(momentum if config.momentum else optax.identity(), context.finish)
 
 
 def _schedule_free_adamw(config: OptimizerConfig, context: UpdateContext) -> optax.GradientTransformation:
-    """Trains weights between those that move and their average; source: Defazio et al. 2024, arXiv:2405.15682."""
+    """Takes gradients at an interpolation of iterate and average; source: Defazio et al. 2024, arXiv:2405.15682."""
     scale = optax.scale_by_rms(decay=config.b2, eps=config.eps, eps_in_sqrt=False, bias_correction=True)
 
     def rate(count: jax.Array) -> jax.Array:
-        return context.schedule(count - 1)  # optax counts from 1 here, and from 0 where the rate is used
+        return context.schedule(count - 1)  # optax counts from 1 here, but from 0 where it applies the rate
 
     return optax.contrib.schedule_free(optax.chain(scale, context.finish), rate, b1=config.b1)
 
@@ -75,7 +75,7 @@ OPTIMIZERS: dict[str, UpdateRule] = {
 def make_optimizer(
     config: OptimizerConfig, schedule: Schedule, *, model: nnx.Module, table: Mapping[str, UpdateRule] = OPTIMIZERS
 ) -> optax.GradientTransformation:
-    """Returns the chain of `config` with the learning rates of `schedule` for the trained parameters of `model`.
+    """Returns the optimizer of `config` for the trained parameters of `model`, with learning rates from `schedule`.
 
     Raises:
         ConfigError: `optimizer.name` is not in `table`.
@@ -88,7 +88,7 @@ def make_optimizer(
     chain = optax.chain(clip, rule, average)
 
     def init(params: optax.Params) -> optax.OptState:
-        """Makes float32 moments, whatever the type of the weights, unless the rule was told another."""
+        """Makes float32 moments, whatever the dtype of the weights, unless the rule has its own."""
         return chain.init(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params))
 
     return optax.GradientTransformation(init, chain.update)

@@ -1,20 +1,20 @@
-"""Learning rate of each update, counted from 0.
+"""Learning-rate schedules; updates are counted from 0.
 
 With peak `p`, warm-up `w`, decay `d` and steps `n`, all in updates, and final fraction `f`:
 
     u < w    p * (u + 1) / (w + 1)
-    u >= w   p * share(u)
+    u >= w   p * factor(u)
 
-    constant       share = 1
-    cosine         share = f + (1 - f) * (1 + cos(pi * t)) / 2,   t = (u - w) / d
-    linear         share = f + (1 - f) * (1 - t),                 t = (u - w) / d
-    wsd            share = f + (1 - f) * (1 - t),                 t = (u - s) / (n - 1 - s),  s = max(w, n - 1 - d)
-    inverse_sqrt   share = max(f, sqrt((w + 1) / (u + 1)))
+    constant       factor = 1
+    cosine         factor = f + (1 - f) * (1 + cos(pi * t)) / 2,   t = (u - w) / d
+    linear         factor = f + (1 - f) * (1 - t),                 t = (u - w) / d
+    wsd            factor = f + (1 - f) * (1 - t),                 t = (u - s) / (n - 1 - s),  s = max(w, n - 1 - d)
+    inverse_sqrt   factor = max(f, sqrt((w + 1) / (u + 1)))
 
-where `t` stays within 0 and 1, and a phase of length 0 is over at once: its `t` is 0 at its first update and 1 after.
-So the first rate is not 0, the peak is met exactly, for the first time at `u = w`, and the last of a decay is `p * f`.
-`w` and `d` given as fractions are rounded to whole updates, `w = floor(fraction * n + 1/2)`. Without either, `d` is all
-that is left, `n - 1 - w`, so that update `n - 1` has the last rate, and for wsd a tenth of `n`, rounded alike.
+where `t` is clipped to 0..1; in a phase of length 0 it is 0 at the first update and 1 after. So the first rate is not
+0, the rate first reaches exactly `p` at `u = w`, and a decay ends at exactly `p * f`. `w` and `d` given as fractions
+are rounded to integers, `w = floor(fraction * n + 1/2)`. If `d` is not given it is the rest of the run, `n - 1 - w`,
+so that update `n - 1` has the last rate; for wsd it is a tenth of `n`, rounded likewise.
 
 Sources: Loshchilov and Hutter 2017, arXiv:1608.03983 (cosine); Vaswani et al. 2017, arXiv:1706.03762 (inverse square
 root); Hu et al. 2024, arXiv:2404.06395 (warm-up, stable, decay).
@@ -29,7 +29,7 @@ from nnxtrain.config.lookup import lookup
 from nnxtrain.config.schedule import ScheduleConfig, share_of
 from nnxtrain.types import Curve, Phases, Schedule
 
-WSD_DECAY = 0.1  # share of the steps that wsd decays over unless it is told
+WSD_DECAY = 0.1  # fraction of the steps, if the decay of wsd is not given
 
 
 def _constant(update: jax.Array, phases: Phases) -> jax.Array:
@@ -37,17 +37,17 @@ def _constant(update: jax.Array, phases: Phases) -> jax.Array:
 
 
 def _cosine(update: jax.Array, phases: Phases) -> jax.Array:
-    return _ending(phases, (1 + jnp.cos(jnp.pi * _progress(update, phases.warmup, phases.decay))) / 2)
+    return _scale_to_final(phases, (1 + jnp.cos(jnp.pi * _progress(update, phases.warmup, phases.decay))) / 2)
 
 
 def _linear(update: jax.Array, phases: Phases) -> jax.Array:
-    return _ending(phases, 1 - _progress(update, phases.warmup, phases.decay))
+    return _scale_to_final(phases, 1 - _progress(update, phases.warmup, phases.decay))
 
 
 def _wsd(update: jax.Array, phases: Phases) -> jax.Array:
     last = phases.steps - 1
     start = max(phases.warmup, last - phases.decay)
-    return _ending(phases, 1 - _progress(update, start, last - start))
+    return _scale_to_final(phases, 1 - _progress(update, start, last - start))
 
 
 def _inverse_sqrt(update: jax.Array, phases: Phases) -> jax.Array:
@@ -84,17 +84,17 @@ def make_schedule(
 
     def schedule(update: jax.typing.ArrayLike) -> jax.Array:
         update = jnp.asarray(update, jnp.float32)
-        rising = (update + 1) / (phases.warmup + 1)
-        return peak * jnp.where(update < phases.warmup, rising, curve(update, phases))
+        warmup = (update + 1) / (phases.warmup + 1)
+        return peak * jnp.where(update < phases.warmup, warmup, curve(update, phases))
 
     return schedule
 
 
 def _progress(update: jax.Array, start: int, length: int) -> jax.Array:
-    """Returns the part of a phase that is behind, 0 to 1."""
+    """Returns the completed fraction of a phase, 0 to 1."""
     return jnp.clip((update - start) / max(length, 1), 0, 1)
 
 
-def _ending(phases: Phases, curve: jax.Array) -> jax.Array:
-    """Returns a curve from 1 to 0 as one from 1 to the final fraction; both ends are met exactly."""
+def _scale_to_final(phases: Phases, curve: jax.Array) -> jax.Array:
+    """Rescales a curve from 1 to 0 to one from 1 to the final fraction; both ends are exact."""
     return curve + phases.final * (1 - curve)

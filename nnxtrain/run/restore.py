@@ -84,7 +84,7 @@ class Restorer:
             state = engine.state()
             with closing(self._source()) as store:
                 step = load_weights(store, state, self._config.checkpoint, wanted=self._data.program.restore_spec)
-            state.begin_optimizer(state.optimizer.tx)
+            state.init_optimizer(state.optimizer.tx)
             self._say(f"weights  of {store.folder.parent}, step {step}")
         state.guard.release()
         engine.load(state)

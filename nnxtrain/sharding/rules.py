@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from nnxtrain.axes import BATCH, EMBED, HEAD_DIM, HEADS, KV_HEADS, LAYER, MLP, SEQUENCE, STAGE, VOCAB, WHOLE
+from nnxtrain.axes import BATCH, EMBED, HEAD_DIM, HEADS, KV_HEADS, LAYER, MLP, SEQUENCE, STAGE, UNSHARDED, VOCAB
 from nnxtrain.config.mesh import BATCH_AXES, CONTEXT_AXES, OPTIMIZER, parsed
 
 Table = Mapping[str, tuple[str, ...]]
@@ -23,7 +23,7 @@ RULES: Table = {
     VOCAB: ("tensor",),
     LAYER: (),
     STAGE: ("stage",),
-    WHOLE: (),
+    UNSHARDED: (),
 }
 
 

@@ -1,1 +1,1 @@
-"""Pure functions of state and batch."""
+"""The training and evaluation steps: pure functions of state and batch."""

@@ -1,4 +1,4 @@
-"""Microbatches of one step, one after another: sums of losses, targets and gradients."""
+"""Gradient accumulation: sums of losses, targets and gradients over the microbatches of a step."""
 
 import functools
 
@@ -10,12 +10,12 @@ from nnxtrain.types import Accumulate, Batch, LossOf, Sums
 
 
 def one_pass(loss_of: LossOf, params: nnx.State, batch: Batch) -> Sums:
-    """Takes the batch as the single microbatch it is, leaves `[1 b ...]`."""
+    """Returns the sums of a batch of a single microbatch, leaves `[1 b ...]`."""
     return _sums(loss_of, params, jax.tree.map(lambda leaf: leaf[0], batch))
 
 
 def scan(loss_of: LossOf, params: nnx.State, batch: Batch) -> Sums:
-    """Scans over microbatches, leaves `[m b ...]`; activations of one of them live at a time."""
+    """Returns the sums over microbatches, leaves `[m b ...]`; only one has its activations in memory at a time."""
     sums_of = functools.partial(_sums, loss_of, params)
     shapes = jax.eval_shape(sums_of, jax.tree.map(lambda leaf: leaf[0], batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

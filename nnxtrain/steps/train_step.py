@@ -26,28 +26,28 @@ def make_train_step(collect: Collect, update: Update) -> TrainStep:
     """Returns the function that an engine compiles; it knows no config and no mesh.
 
     Args:
-        collect: sums of a batch, leaves `[m b ...]`.
-        update: moves a state by them.
+        collect: computes loss and gradient sums of a batch, leaves `[m b ...]`.
+        update: applies them to a state.
     """
 
     def train_step(state: TrainStateNNX, batch: Batch) -> tuple[TrainStateNNX, Metrics]:
-        """Consumes `state` and `batch` (leaves `[m b ...]`); returns the state one step on."""
+        """Consumes `state` and `batch` (leaves `[m b ...]`); returns the next state and the metrics."""
         return update(state, collect(state, batch))
 
     return train_step
 
 
 def make_collect(loss_sum: LossSum, accumulate: Accumulate, *, seed: int) -> Collect:
-    """Returns what runs a batch forward and backward.
+    """Returns the function that runs forward and backward on a batch.
 
     Args:
         loss_sum: `(model, microbatch, key) -> (loss summed over targets, LossParts)`.
         accumulate: an entry of `ACCUMULATORS`; sums loss parts and gradients.
-        seed: of dropout; masks depend on it, on the step and on the row of the global batch.
+        seed: dropout seed; masks depend on it, the step and the row of the global batch.
     """
 
     def collect(state: TrainStateNNX, batch: Batch) -> Sums:
-        """Returns the sums of `batch`, leaves `[m b ...]`, for the weights of `state`."""
+        """Returns the sums over `batch`, leaves `[m b ...]`, with the weights of `state`."""
         graph, params, rest = nnx.split(state.model, is_trained, ...)
         key = jax.random.fold_in(jax.random.key(seed, impl=PRNG), state.step[...])
 
@@ -60,15 +60,15 @@ def make_collect(loss_sum: LossSum, accumulate: Accumulate, *, seed: int) -> Col
 
 
 def make_update(guard_step: StepGuard, schedule: Schedule) -> Update:
-    """Returns what ends a step: sums are divided, once, by the targets of the step.
+    """Returns the function that ends a step: it divides sums by the targets of the step, and updates.
 
     Args:
         guard_step: decides which steps update.
-        schedule: learning rate by number of updates, for the metrics; the optimizer has its own copy.
+        schedule: learning rate by update number, for the metrics; the optimizer has its own copy.
     """
 
     def update(state: TrainStateNNX, sums: Sums) -> tuple[TrainStateNNX, Metrics]:
-        """Consumes `state`; returns it moved by `sums`, and the metrics of the step."""
+        """Consumes `state`; returns the state updated with `sums`, and the metrics of the step."""
         parts, grads = sums
         scale = 1 / jnp.maximum(parts.targets, 1)
         with jax.named_scope("grad_norm"):

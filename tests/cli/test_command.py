@@ -446,7 +446,7 @@ def test_a_group_that_matches_no_parameter_is_a_configuration_error(tmp_path, mo
     """Refused with the paths that are near, before a run directory is made."""
     monkeypatch.chdir(tmp_path)
     assert guarded(main, [str(TINY), "optimizer.groups=heads/* freeze", "debug.compilation_cache=null", *flag]) == 2
-    assert "'heads/*' matches no parameter; near are head/table" in capsys.readouterr().err
+    assert "'heads/*' matches no parameter; close matches: head/table" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

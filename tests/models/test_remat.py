@@ -20,7 +20,7 @@ from nnxtrain.checkpoint.tree import flat
 from nnxtrain.config.load import load
 from nnxtrain.config.remat import RematConfig
 from nnxtrain.errors import ConfigError
-from nnxtrain.models.remat import HOST, REMAT_POLICIES, by_tag, offloaded, policy_of, verdict
+from nnxtrain.models.remat import HOST, REMAT_POLICIES, by_tag, decision, offloaded, policy_of
 from nnxtrain.nn.dropout import KeepAll
 from nnxtrain.tags import TAGS
 from tests.support import ROOT, TINY, assert_trees_close, random_batch, stacked, tiny, tiny_program, weights
@@ -165,7 +165,7 @@ def test_a_policy_keeps_the_tags_that_the_page_says(name):
     saved, moved = map(named, rows_of_table("policy")[name][:2])
     policy = REMAT_POLICIES[name]
     assert set(offloaded(policy)) == moved
-    assert {tag for tag in TAGS if verdict(policy, tag) in (True, Saveable)} == saved
+    assert {tag for tag in TAGS if decision(policy, tag) in (True, Saveable)} == saved
     held = residuals(f"remat.policy={name}")
     assert set(re.findall(r"named '(\w+)'", held)) == saved
     assert held.count("<host>") == len(moved)

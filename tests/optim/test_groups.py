@@ -77,8 +77,11 @@ def test_the_norm_is_that_of_the_trained_gradients():
 @pytest.mark.parametrize(
     ("groups", "says"),
     [
-        ("stack/attention/q/kernel freeze", "'stack/attention/q/kernel' matches no parameter; near are stack/layer/"),
-        ("head/* decay=0,embeding/* decay=0", "'embeding/*' matches no parameter; near are embedding/table"),
+        (
+            "stack/attention/q/kernel freeze",
+            "'stack/attention/q/kernel' matches no parameter; close matches: stack/layer/",
+        ),
+        ("head/* decay=0,embeding/* decay=0", "'embeding/*' matches no parameter; close matches: embedding/table"),
         ("stack/layers/0/* freeze", "'stack/layers/0/*' matches no parameter"),
         ("* freeze", "nothing is left to train"),
     ],

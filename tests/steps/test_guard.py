@@ -9,7 +9,7 @@ from flax import nnx
 
 from nnxtrain.state import Guard, TrainStateNNX
 from nnxtrain.steps.accumulate import ACCUMULATORS
-from nnxtrain.steps.guard import MEMORY, make_step_guard
+from nnxtrain.steps.guard import DECAY, make_step_guard
 from nnxtrain.steps.train_step import make_collect, make_train_step, make_update
 from nnxtrain.types import LossParts
 from tests.support import assert_trees_equal
@@ -186,7 +186,7 @@ def test_statistics_are_those_of_the_accepted_values():
     guard = Guard()
     for loss, norm in zip(losses, norms, strict=True):
         guard, _ = guard_step(guard, loss, norm)
-    assert 1 - MEMORY < 1 / 40
+    assert 1 - DECAY < 1 / 40
     for values, mean, square in (
         (losses, guard.loss_mean, guard.loss_square),
         (norms, guard.norm_mean, guard.norm_square),

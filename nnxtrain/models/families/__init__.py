@@ -1,1 +1,1 @@
-"""Families of models: one module each."""
+"""Model families: one module each."""

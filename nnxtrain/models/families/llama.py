@@ -1,6 +1,6 @@
-"""The arrangement of Llama: RMS norms before, grouped-query attention with rotary positions, a SiLU-gated MLP.
+"""Llama: RMS pre-norm, grouped-query attention with rotary position embeddings, SiLU-gated MLP.
 
-Source: Touvron et al. 2023, arXiv:2302.13971; window, norms of heads, and llama3 scaling as the configuration asks.
+Source: Touvron et al. 2023, arXiv:2302.13971; windows, QK norm and llama3 scaling are options.
 """
 
 import functools
@@ -14,7 +14,7 @@ from nnxtrain.types import AttentionSpec, HeadSizes
 
 
 def llama(config: ModelConfig) -> Family:
-    """Returns the family of `config`."""
+    """Returns the parts of the decoder that `config` describes."""
     norm = functools.partial(RmsNorm, eps=config.norm_eps)
 
     def layer(kind: str) -> LayerSpec:
@@ -23,7 +23,7 @@ def llama(config: ModelConfig) -> Family:
             attention=AttentionSpec(window=config.window if kind == LOCAL else None),
             mlp=functools.partial(GatedMlp, config.embed, config.mlp),
             norm=norm,
-            norms_heads=config.qk_norm,
+            qk_norm=config.qk_norm,
         )
 
     radians = frequencies(config.head_dim, config.rope_theta)

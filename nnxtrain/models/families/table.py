@@ -1,4 +1,4 @@
-"""The models by name."""
+"""Models by name."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from nnxtrain.models.decoder import Decoder
 from nnxtrain.models.families.llama import llama
 from nnxtrain.models.family import ModelContext
 
-# `(config, context) -> model`; a family takes one line
+# `(config, context) -> model`; one line per family
 MODELS: dict[str, Callable[[ModelConfig, ModelContext], nnx.Module]] = {
     "decoder": functools.partial(Decoder, llama),
 }
