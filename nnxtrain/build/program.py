@@ -32,10 +32,10 @@ from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.models.remat import can_offload, offloaded, policy_of
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.audit import check_replication
+from nnxtrain.sharding.data_parallel import replica_axes, sum_replicas
 from nnxtrain.sharding.layout import MeshLayout
-from nnxtrain.sharding.mesh import here, make_mesh
+from nnxtrain.sharding.mesh import available_devices, make_mesh
 from nnxtrain.sharding.rows import rows_sharding
-from nnxtrain.sharding.spread import replica_axes, sum_replicas
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.train_step import make_train_step
 from nnxtrain.types import (
@@ -143,7 +143,9 @@ class Program:
         """Returns shapes, types and shardings of the sums of an abstract microbatch."""
         graph, state = nnx.split(self.abstract_state())
         collect = lambda state, microbatch: self.forward_backward(nnx.merge(graph, state), microbatch)  # noqa: E731
-        return self.layout.sums(jax.eval_shape(collect, state, dict(microbatch)), copies=replica_axes(self.layout))
+        return self.layout.sums(
+            jax.eval_shape(collect, state, dict(microbatch)), replica_axes=replica_axes(self.layout)
+        )
 
     sum_replicas = staticmethod(sum_replicas)
     write = staticmethod(write_arrays)
@@ -168,7 +170,7 @@ class Program:
         if self.config.aot.load is None:
             return None
         file, devices = Path(self.config.aot.load).expanduser(), list(self.mesh.devices.flat)
-        found = load_executables(file, marks=marks_of(self), devices=devices, key="aot.load")
+        found = load_executables(file, provenance=provenance_of(self), devices=devices, key="aot.load")
         steps = self.new_engine().trace(self.batch_spec())
         if hash_of({name: traced.lower() for name, traced in steps}) != found.hlo_hash:
             raise ConfigError(f"aot.load={file} holds another step than this configuration makes; compile it again")
@@ -204,7 +206,7 @@ def make_program(
         ConfigError: the devices cannot form the mesh, or share the rows of a microbatch; or the vocabulary of the model
             is too small for the tokenizer.
     """
-    mesh = make_mesh(config.mesh, devices or here(config.debug.platform))
+    mesh = make_mesh(config.mesh, devices or available_devices(config.debug.platform))
     for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
     layout, platform = MeshLayout(mesh, config.mesh.rules), mesh.devices.flat[0].platform
@@ -233,7 +235,7 @@ def make_program(
     return program
 
 
-def marks_of(program: Program) -> dict[str, str]:
+def provenance_of(program: Program) -> dict[str, str]:
     """Returns by name what the programs of a step are compiled from, as far as it has a name."""
     devices = program.mesh.devices.flat
     keys = {name: str(value) for name, value in as_mapping(program.config).items() if name.startswith(COMPILED_FROM)}

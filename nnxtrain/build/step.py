@@ -8,8 +8,8 @@ from nnxtrain.build.registry import Registry
 from nnxtrain.config.debug import DebugConfig
 from nnxtrain.config.lookup import lookup
 from nnxtrain.config.schema import Config
+from nnxtrain.sharding.data_parallel import per_replica, shard_microbatches, shard_rows
 from nnxtrain.sharding.layout import MeshLayout
-from nnxtrain.sharding.spread import per_replica, spread_microbatches, spread_rows
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.eval_step import make_eval_step
 from nnxtrain.steps.guard import StepGuard, make_step_guard
@@ -45,7 +45,7 @@ def make_step_functions(config: Config, layout: MeshLayout, schedule: Schedule, 
     """
     auto = "one_pass" if config.batch.accum_steps == 1 else "scan"
     name = auto if config.batch.accumulator == "auto" else config.batch.accumulator
-    accumulate = spread_microbatches(lookup(registry.accumulators, name, key="batch.accumulator"), layout)
+    accumulate = shard_microbatches(lookup(registry.accumulators, name, key="batch.accumulator"), layout)
     apart = per_replica(registry.accumulators["one_pass"], layout)
     loss_sum = loss_sum_of(config, layout, z_loss=config.loss.z_loss, dropout=config.model.dropout)
     collect, collect_apart = (make_collect(loss_sum, how, seed=config.seed) for how in (accumulate, apart))
@@ -72,5 +72,5 @@ def _step_guard(config: DebugConfig) -> StepGuard:
 
 def loss_sum_of(config: Config, layout: MeshLayout, *, z_loss: float, dropout: float) -> LossSum:
     """Returns the loss of a microbatch, for training or, with 0 and 0, for evaluation."""
-    chunks, spread = config.loss_chunks, spread_rows(layout)
+    chunks, spread = config.loss_chunks, shard_rows(layout)
     return make_loss_sum(z_loss=z_loss, dropout=dropout, chunks=chunks, spread=spread, pick=layout.pick)
