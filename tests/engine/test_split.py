@@ -212,7 +212,7 @@ def test_an_accumulation_window_goes_on_where_it_was_saved(engine, tmp_path):
     assert_trees_equal(weights(other.state()), weights(engine.state()))
     deeper = tiny_program(*SPLIT, "model.layers=3").new_engine()
     deeper.use(engine._compiled, tiny_program(*SPLIT).batch_spec(), hlo_hash="")
-    with pytest.raises(CheckpointError, match="is of another state"):
+    with pytest.raises(CheckpointError, match="contains another state"):
         deeper.restore(tmp_path / "window")
     with pytest.raises(CheckpointError, match="cannot be read"):
         deeper.restore(tmp_path / "nowhere")
