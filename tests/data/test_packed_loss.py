@@ -6,7 +6,7 @@ import pytest
 
 from nnxtrain.data.corpus import Corpus
 from nnxtrain.data.packing import PackedRows
-from nnxtrain.nn.attention import ATTENTIONS
+from nnxtrain.nn.kernels import ATTENTIONS
 from nnxtrain.nn.dropout import KeepAll
 from tests.support import tiny_program
 
