@@ -267,7 +267,7 @@ def test_a_saved_program_of_something_else_is_refused(saved, tmp_path, capsys):
     corpus = tmp_path / "a.txt"
     corpus.write_text("text " * 400)
     assert guarded(train, [*words, "data.source=text", f"data.path={corpus}", f"data.cache_dir={tmp_path}"]) == 2
-    assert "holds another step" in capsys.readouterr().err
+    assert "contains a different step" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()
 
 

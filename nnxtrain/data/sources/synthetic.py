@@ -22,7 +22,7 @@ def synthetic(config: DataConfig, spec: RowSpec) -> Dataset:
 
 
 def synthetic_tokenizer(config: DataConfig, vocab: int) -> Tokenizer:
-    """Returns what reads and writes any of `vocab` ids as its number."""
+    """Returns a tokenizer of `vocab` ids, written as numbers."""
     return IdTokenizer(vocab)
 
 
