@@ -1,6 +1,7 @@
 """Types shared between packages: batches, metrics, and the signature of every extension point."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -302,5 +303,19 @@ class Dataset(NamedTuple):
 # `(data section, RowSpec) -> Dataset`
 Source = Callable[[DataConfig, RowSpec], Dataset]
 
-# `(data section, model.vocab) -> Tokenizer` for a source with its own tokenizer
-MakeSourceTokenizer = Callable[[DataConfig, int], Tokenizer]
+
+@dataclass(frozen=True)
+class SourceWithTokenizer:
+    """A data source with a tokenizer of its own, used instead of `data.tokenizer`.
+
+    Attributes:
+        open: opens the data.
+        tokenizer: `(data section, model.vocab) -> Tokenizer`.
+    """
+
+    open: Source
+    tokenizer: Callable[[DataConfig, int], Tokenizer]
+
+    def __call__(self, config: DataConfig, spec: RowSpec) -> Dataset:
+        """Opens the data."""
+        return self.open(config, spec)

@@ -16,7 +16,7 @@ from nnxtrain.aot.cost import ProgramReport, add_compiled
 from nnxtrain.aot.jaxpr import products_of
 from nnxtrain.aot.remat import bytes_by_policy, lighter_than
 from nnxtrain.aot.report import GIB, Owners, Report
-from nnxtrain.build.program import Program, make_program, marks_of
+from nnxtrain.build.program import Program, make_program, provenance_of
 from nnxtrain.build.registry import Registry
 from nnxtrain.config.schema import Config
 from nnxtrain.engine.base import Engine, hash_of
@@ -74,7 +74,7 @@ def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], No
     report.hlo_hash = hash_of(lowered)
     if words.save and lowered.keys() <= compiled.keys():
         steps = Executables({name: compiled[name] for name in lowered}, report.hlo_hash)
-        write_whole(Path(words.save).expanduser(), serialize_executables(steps, marks=marks_of(program)))
+        write_whole(Path(words.save).expanduser(), serialize_executables(steps, provenance=provenance_of(program)))
         say(f"saved    {words.save}, for train with aot.load={words.save}")
     if (memory := report.programs[0].memory) is not None:
         rest = max(memory.temporaries - report.owners.gradients, 0)

@@ -1,1 +1,1 @@
-"""The composition root: the only room that sees the whole configuration."""
+"""The composition root: the only package that sees the complete configuration."""

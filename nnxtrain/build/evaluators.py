@@ -1,4 +1,4 @@
-"""What is made of a model between steps: losses on held-out sets, and text."""
+"""Evaluation between steps: losses on held-out sets, and samples of text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from nnxtrain.types import PRNG, Bind, Tokenizer
 
 
 def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], bool]], Evaluation | None]]:
-    """Returns for each held-out set what evaluates the model of `bind` on it, or returns None if it `stops`."""
+    """Returns for each held-out set a function that evaluates the model of `bind`; None if `stops()` becomes true."""
     program, config = data.program, data.program.config
     eval_step = bind(program.eval_step)
 
@@ -33,7 +33,7 @@ def make_evaluators(data: Data, bind: Bind) -> dict[str, Callable[[Callable[[], 
 
 
 def make_writer(config: Config, tokenizer: Tokenizer, bind: Bind) -> Callable[[], str]:
-    """Returns what writes text after `generate.prompt` with the model of `bind`."""
+    """Returns a function that continues `generate.prompt` with the model of `bind`."""
     words = config.generate
     sample = bind(
         make_sampler(
@@ -55,7 +55,7 @@ def make_writer(config: Config, tokenizer: Tokenizer, bind: Bind) -> Callable[[]
 
 
 def bind_to(model: nnx.Module) -> Bind:
-    """Returns what compiles functions of `model`, whose arrays stay as they are."""
+    """Returns a function that compiles functions of `model`; its arrays are not changed."""
     graph, weights = nnx.split(model)
 
     def bind(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,15 +25,15 @@ from nnxtrain.types import PRNG, RematPolicy, RngsAt, Schedule
 def make_model_context(
     config: Config, layout: MeshLayout, *, vocab: int, platform: str, policy: RematPolicy | None, registry: Registry
 ) -> ModelContext:
-    """Returns what models of `config` are built with.
+    """Returns what the model of `config` is built with.
 
     Args:
         config: of the run.
         layout: of its mesh.
-        vocab: ids that have a meaning.
+        vocab: ids of the tokenizer; the others of the model are padding.
         platform: of the devices.
-        policy: what the backward pass keeps of a layer; None for everything.
-        registry: what the names in `config` are looked up in.
+        policy: which activations of a layer are saved for the backward pass; None for all.
+        registry: tables that the names in `config` are looked up in.
     """
     return ModelContext(
         vocab=vocab,
@@ -50,13 +50,13 @@ def make_model_context(
 def make_state_of(
     config: Config, context: ModelContext, schedule: Schedule, *, registry: Registry
 ) -> Callable[[], TrainStateNNX]:
-    """Returns what draws the initial state.
+    """Returns a function that draws the initial state.
 
     Args:
         config: of the run.
         context: what its model is built with.
         schedule: learning rate by number of updates.
-        registry: what the names in `config` are looked up in.
+        registry: tables that the names in `config` are looked up in.
     """
     make_model = lookup(registry.models, config.model.name, key="model.name")
 
@@ -66,7 +66,7 @@ def make_state_of(
         return TrainStateNNX(model, make_optimizer(config.optimizer, schedule, model=model, table=registry.optimizers))
 
     if config.optimizer.groups:
-        nnx.eval_shape(make_state)  # refuses patterns that match nothing, before a run writes anything
+        nnx.eval_shape(make_state)  # raises on patterns that match nothing, before a run writes anything
     return make_state
 
 

@@ -1,4 +1,4 @@
-"""The composition root: the whole `Config` → parts that know nothing of it."""
+"""The composition root: a complete `Config` → parts that do not know it."""
 
 import functools
 import os
@@ -32,10 +32,10 @@ from nnxtrain.models.flops import flops_per_token, matmul_parameters
 from nnxtrain.models.remat import can_offload, offloaded, policy_of
 from nnxtrain.optim.schedules import make_schedule
 from nnxtrain.sharding.audit import check_replication
+from nnxtrain.sharding.data_parallel import replica_axes, sum_replicas
 from nnxtrain.sharding.layout import MeshLayout
-from nnxtrain.sharding.mesh import here, make_mesh
+from nnxtrain.sharding.mesh import available_devices, make_mesh
 from nnxtrain.sharding.rows import rows_sharding
-from nnxtrain.sharding.spread import replica_axes, sum_replicas
 from nnxtrain.state import TrainStateNNX
 from nnxtrain.steps.train_step import make_train_step
 from nnxtrain.types import (
@@ -51,7 +51,7 @@ from nnxtrain.types import (
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled, before any data or weight exists."""
+    """Everything that is known before data is read and weights exist: mesh, shardings, functions to compile."""
 
     config: Config
     mesh: jax.sharding.Mesh
@@ -60,11 +60,11 @@ class Program:
     make_state: Callable[[], TrainStateNNX]
     functions: StepFunctions
     registry: Registry
-    offloaded: list[str]  # tags of activations that wait for the backward pass in host memory
+    offloaded: list[str]  # tags of activations offloaded to host memory until the backward pass
 
     @property
     def cut(self) -> BatchShape:
-        """How a global batch becomes microbatches."""
+        """The shape of a batch: its microbatches and their rows; called with a batch, splits it into them."""
         return BatchShape(self.config.batch.accum_steps, self.config.batch.microbatch)
 
     def batch_spec(self) -> Batch:
@@ -72,7 +72,7 @@ class Program:
         return self._spec(*self.cut)
 
     def eval_spec(self) -> Batch:
-        """Returns shapes, types and shardings of a batch to evaluate, leaves `[b ...]`."""
+        """Returns shapes, types and shardings of an evaluation batch, leaves `[b ...]`."""
         return self._spec(self.config.eval_rows)
 
     def _spec(self, *rows: int) -> Batch:
@@ -87,40 +87,40 @@ class Program:
         return {name: jax.ShapeDtypeStruct(*leaf, sharding=sharding(name)) for name, leaf in leaves.items()}
 
     def abstract_state(self) -> TrainStateNNX:
-        """Returns the state as modules of shapes, types and shardings; they are the caller's own."""
+        """Returns the state as new modules of shapes, types and shardings."""
         graph, leaves, tree = self._abstract
         return nnx.merge(graph, jax.tree.unflatten(tree, leaves))
 
     @functools.cached_property
     def _abstract(self) -> tuple[Any, list[Any], Any]:
-        """Graph, leaves and structure of the abstract state: to trace it takes long, and many ask for it."""
+        """Graph, leaves and tree structure of the abstract state; cached, since tracing it is slow."""
         graph, state = nnx.split(nnx.eval_shape(self.make_state))
         leaves, tree = jax.tree.flatten(self.layout.state(state))
         return graph, leaves, tree
 
     @property
     def restore_spec(self) -> RestoreSpec:
-        """What this program asks of a checkpoint."""
+        """What this program needs from a checkpoint."""
         return RestoreSpec(self.abstract_state, self.tokenizer.fingerprint, self.config.batch.sequence)
 
     @property
     def train_step(self) -> TrainStep:
-        """The whole step: `update` by what `collect` finds."""
+        """The complete training step: `collect`, then `update`."""
         return make_train_step(self.functions.collect, self.functions.update)
 
     @property
     def forward_backward(self) -> Collect:
-        """Sums of one microbatch, apart for each replica of the model."""
+        """Sums of one microbatch, one entry per replica of the model."""
         return self.functions.forward_backward
 
     @property
     def update(self) -> Update:
-        """The end of a step."""
+        """Updates the state by the sums of a step."""
         return self.functions.update
 
     @property
     def eval_step(self) -> EvalStep:
-        """Measures a batch."""
+        """Returns the summed loss of a batch and its number of targets."""
         return self.functions.eval_step
 
     @functools.cached_property
@@ -131,26 +131,28 @@ class Program:
 
     @property
     def max_inflight(self) -> int:
-        """Updates that may be under way at a time."""
+        """Maximum number of updates in flight."""
         return self.config.engine.max_inflight
 
     @property
     def compiler_options(self) -> dict[str, str | bool]:
-        """Options of the compiler, by name."""
+        """Compiler options by name."""
         return self.config.aot.options
 
     def abstract_sums(self, microbatch: Batch) -> Sums:
         """Returns shapes, types and shardings of the sums of an abstract microbatch."""
         graph, state = nnx.split(self.abstract_state())
         collect = lambda state, microbatch: self.forward_backward(nnx.merge(graph, state), microbatch)  # noqa: E731
-        return self.layout.sums(jax.eval_shape(collect, state, dict(microbatch)), copies=replica_axes(self.layout))
+        return self.layout.sums(
+            jax.eval_shape(collect, state, dict(microbatch)), replica_axes=replica_axes(self.layout)
+        )
 
     sum_replicas = staticmethod(sum_replicas)
     write = staticmethod(write_arrays)
     read = staticmethod(read_arrays)
 
     def make_engine(self) -> Engine:
-        """Compiles the step, or takes it from `aot.load`; `initialise` or `load` then gives the engine its state."""
+        """Returns an engine whose step is compiled, or loaded from `aot.load`; it has no state yet."""
         engine = self.new_engine()
         if self.saved is None:
             engine.compile(self.batch_spec())
@@ -160,30 +162,30 @@ class Program:
 
     @functools.cached_property
     def saved(self) -> Executables | None:
-        """The programs of `aot.load`, if it names any; the step is lowered, not compiled, to see that they are its own.
+        """The programs in the file `aot.load`, if set; the step is lowered to verify that they match the config.
 
         Raises:
-            ConfigError: they are not there, or are those of another configuration or machine.
+            ConfigError: there are none, or they are from another configuration or machine.
         """
         if self.config.aot.load is None:
             return None
         file, devices = Path(self.config.aot.load).expanduser(), list(self.mesh.devices.flat)
-        found = load_executables(file, marks=marks_of(self), devices=devices, key="aot.load")
+        found = load_executables(file, provenance=provenance_of(self), devices=devices, key="aot.load")
         steps = self.new_engine().trace(self.batch_spec())
         if hash_of({name: traced.lower() for name, traced in steps}) != found.hlo_hash:
-            raise ConfigError(f"aot.load={file} holds another step than this configuration makes; compile it again")
+            raise ConfigError(f"aot.load={file} contains a different step than this configuration; compile it again")
         return found
 
     def new_engine(self) -> Engine:
-        """Returns the engine that `engine.name` names; it has compiled nothing yet.
+        """Returns the engine selected by `engine.name`, not compiled.
 
         Raises:
-            ConfigError: the remat policy moves activations to host memory, and these devices have none.
+            ConfigError: the remat policy offloads activations to host memory, which these devices do not support.
         """
         device = self.mesh.devices.flat[0]
         if self.offloaded and not can_offload(device):
             what = f"{', '.join(self.offloaded)} to pinned host memory, which platform {device.platform} does not have"
-            raise ConfigError(f"remat.policy={self.config.remat.policy} moves {what}; save or recompute them")
+            raise ConfigError(f"remat.policy={self.config.remat.policy} offloads {what}; save or recompute them")
         return lookup(self.registry.engines, self.config.engine.name, key="engine.name")(self)
 
 
@@ -197,14 +199,14 @@ def make_program(
 
     Args:
         config: of the run.
-        devices: to work on; None for all of this process's backend.
-        registry: what the names in `config` are looked up in.
+        devices: of the mesh; None for all devices of the default backend.
+        registry: tables that the names in `config` are looked up in.
 
     Raises:
-        ConfigError: the devices cannot form the mesh, or share the rows of a microbatch; or the vocabulary of the model
-            is too small for the tokenizer.
+        ConfigError: the devices cannot form the mesh, or it cannot shard the rows of a microbatch; or the vocabulary of
+            the model is smaller than that of the tokenizer.
     """
-    mesh = make_mesh(config.mesh, devices or here(config.debug.platform))
+    mesh = make_mesh(config.mesh, devices or available_devices(config.debug.platform))
     for key, problem in config.mesh_problems(mesh.shape):
         raise ConfigError(f"{key}: {problem}")
     layout, platform = MeshLayout(mesh, config.mesh.rules), mesh.devices.flat[0].platform
@@ -233,8 +235,8 @@ def make_program(
     return program
 
 
-def marks_of(program: Program) -> dict[str, str]:
-    """Returns by name what the programs of a step are compiled from, as far as it has a name."""
+def provenance_of(program: Program) -> dict[str, str]:
+    """Returns what the programs of a step depend on, by name: config keys, devices, flags and versions."""
     devices = program.mesh.devices.flat
     keys = {name: str(value) for name, value in as_mapping(program.config).items() if name.startswith(COMPILED_FROM)}
     machine = {
@@ -249,5 +251,5 @@ def marks_of(program: Program) -> dict[str, str]:
 
 
 def on_one_device(config: Config) -> Config:
-    """Returns `config` for work that one device does, whatever the mesh of the run."""
+    """Returns `config` with a mesh of one device."""
     return replace(config, mesh=MeshConfig(data=1))

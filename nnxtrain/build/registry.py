@@ -1,4 +1,4 @@
-"""Every open point in one place, for code outside the package that adds an entry of its own."""
+"""All tables of parts that a configuration selects by name, for code outside the package to extend."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from nnxtrain.config.model import ModelConfig
-from nnxtrain.data.sources.table import DATASETS, SOURCE_TOKENIZERS
+from nnxtrain.data.sources.table import DATASETS
 from nnxtrain.engine.base import Engine
 from nnxtrain.engine.single import SingleEngine
 from nnxtrain.engine.split import SplitEngine
@@ -21,22 +21,18 @@ from nnxtrain.tokenizers.table import TOKENIZERS
 from nnxtrain.types import (
     Accumulate,
     Curve,
-    MakeSourceTokenizer,
     MakeTokenizer,
     RematPolicy,
     Source,
     UpdateRule,
 )
 
-# here, since an engine and the base that all engines share cannot import each other
+# not in `engine/base.py`, which the engines import
 ENGINES: dict[str, type[Engine]] = {"single": SingleEngine, "split": SplitEngine}
 
 
 class Registry(NamedTuple):
-    """Name → entry for each key that names a part; `docs/extending.md` shows an entry of each.
-
-    `source_tokenizers` are of the data sources, by their name, that bring a tokenizer of their own.
-    """
+    """Name → entry for each config key that selects a part; `docs/extending.md` has an example of each."""
 
     models: Mapping[str, Callable[[ModelConfig, ModelContext], nnx.Module]] = MODELS
     attentions: Mapping[str, AttentionKernel] = ATTENTIONS
@@ -46,11 +42,10 @@ class Registry(NamedTuple):
     schedules: Mapping[str, Curve] = SCHEDULES
     datasets: Mapping[str, Source] = DATASETS
     tokenizers: Mapping[str, MakeTokenizer] = TOKENIZERS
-    source_tokenizers: Mapping[str, MakeSourceTokenizer] = SOURCE_TOKENIZERS
     engines: Mapping[str, Callable[[Any], Engine]] = ENGINES
 
     def names(self) -> dict[str, Collection[str]]:
-        """Returns the names that each key admits, as `load(..., extra=...)` takes them."""
+        """Returns the valid names of each key, for `load(..., extra=...)`."""
         return {
             "model.name": self.models.keys(),
             "model.attention": self.attentions.keys(),

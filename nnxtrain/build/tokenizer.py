@@ -1,21 +1,21 @@
-"""The tokenizer of a run: that of its data source where the source brings one, else that of `data.tokenizer`."""
+"""The tokenizer of a run: that of its data source if it has its own, else `data.tokenizer`."""
 
 from nnxtrain.build.registry import Registry
 from nnxtrain.config.lookup import lookup
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
-from nnxtrain.types import Tokenizer
+from nnxtrain.types import SourceWithTokenizer, Tokenizer
 
 
 def make_tokenizer(config: Config, registry: Registry) -> Tokenizer:
     """Returns the tokenizer of a run.
 
     Raises:
-        ConfigError: the vocabulary of the model is too small for it.
+        ConfigError: the vocabulary of the model is smaller than that of the tokenizer.
     """
-    source, vocab = config.data.source, config.model.vocab
-    if source in registry.source_tokenizers:
-        tokenizer, whose = registry.source_tokenizers[source](config.data, vocab), f"data.source={source}"
+    source, vocab = lookup(registry.datasets, config.data.source, key="data.source"), config.model.vocab
+    if isinstance(source, SourceWithTokenizer):
+        tokenizer, whose = source.tokenizer(config.data, vocab), f"data.source={config.data.source}"
     else:
         name = config.data.tokenizer
         tokenizer = lookup(registry.tokenizers, name, key="data.tokenizer")(config.data)
@@ -27,5 +27,6 @@ def make_tokenizer(config: Config, registry: Registry) -> Tokenizer:
 
 
 def tokenizer_name(config: Config, registry: Registry) -> str:
-    """Returns the name of the tokenizer of a run: that of the source which brings it, or `data.tokenizer`."""
-    return config.data.source if config.data.source in registry.source_tokenizers else config.data.tokenizer
+    """Returns `data.source` if the source has its own tokenizer, else `data.tokenizer`."""
+    source = lookup(registry.datasets, config.data.source, key="data.source")
+    return config.data.source if isinstance(source, SourceWithTokenizer) else config.data.tokenizer

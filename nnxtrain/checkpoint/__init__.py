@@ -1,1 +1,1 @@
-"""Weights on disk."""
+"""Train states on disk."""

@@ -1,4 +1,4 @@
-"""Scanned and unrolled layers on disk: the same numbers under other names, and what differs between two trees."""
+"""Conversion between the trees of scanned and of unrolled layers, and the differences between two trees."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -9,16 +9,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 Path = tuple[str, ...]
-Take = Callable[[Any, int], Any]  # cuts one group out of a stacked leaf
+Take = Callable[[Any, int], Any]  # slices one group from a stacked leaf
 Join = Callable[[list[Any]], Any]  # stacks the leaves of all groups
-# `stack/layer/...` `[l ...]`, or `stack/layer/PLACE/...` `[groups ...]` for each place in a longer pattern
+# `stack/layer/...` `[l ...]`, or `stack/layer/PLACE/...` `[groups ...]` for each place in a pattern of several layers
 SCANNED = ("stack", "layer")
-REST = ("stack", "rest")  # `stack/rest/NUMBER/...`: what the pattern leaves over
+REST = ("stack", "rest")  # `stack/rest/NUMBER/...`: remaining layers, fewer than a pattern
 UNROLLED = ("stack", "layers")  # `stack/layers/INDEX/...`
 
 
 class Leaf(NamedTuple):
-    """Shape and type of an array."""
+    """Shape and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -28,44 +28,44 @@ class Leaf(NamedTuple):
 
 
 def leaf_of(array: Any) -> Leaf:
-    """Returns the shape and type of an array, which may be abstract."""
+    """Returns the shape and dtype of an array, which may be abstract."""
     return Leaf(tuple(array.shape), np.dtype(array.dtype).name)
 
 
 def differences(saved: Mapping[Path, Leaf], wanted: Mapping[Path, Leaf]) -> list[str]:
     """Returns a line for each path that is missing, extra or different."""
     lines = [
-        f"{'/'.join(path)}: missing in the checkpoint, wanted {wanted[path]}" for path in wanted if path not in saved
+        f"{'/'.join(path)}: missing in the checkpoint, expected {wanted[path]}" for path in wanted if path not in saved
     ]
     lines += [f"{'/'.join(path)}: only in the checkpoint, {saved[path]}" for path in saved if path not in wanted]
     return lines + [
-        f"{'/'.join(path)}: {saved[path]} in the checkpoint, wanted {wanted[path]}"
+        f"{'/'.join(path)}: {saved[path]} in the checkpoint, expected {wanted[path]}"
         for path in wanted
         if path in saved and saved[path] != wanted[path]
     ]
 
 
 def in_layout_of(target: Mapping[Path, Any], tree: Mapping[Path, T], *, take: Take, join: Join) -> Mapping[Path, T]:
-    """Returns `tree` with its layers stacked or apart, as they are in `target`."""
+    """Returns `tree` with its layers scanned or unrolled, as they are in `target`."""
     wanted, found = period_of(target), period_of(tree)
     if wanted == found:
         return tree
-    apart = unrolled(tree, take) if found else tree
-    return scanned(apart, join, period=wanted) if wanted else apart
+    layers = unrolled(tree, take) if found else tree
+    return scanned(layers, join, period=wanted) if wanted else layers
 
 
 def cut_leaf(leaf: Leaf, index: int) -> Leaf:
-    """Returns the shape and type of one layer of a stacked array."""
+    """Returns the shape and dtype of one layer of a stacked array."""
     return Leaf(leaf.shape[1:], leaf.dtype)
 
 
 def join_leaves(leaves: list[Leaf]) -> Leaf:
-    """Returns the shape and type of arrays of all layers when they are stacked."""
+    """Returns the shape and dtype of the stacked arrays of all layers."""
     return Leaf((len(leaves), *leaves[0].shape), leaves[0].dtype)
 
 
 def placed(array: Any) -> jax.ShapeDtypeStruct:
-    """Returns an array, which may be abstract, as shape, type and place: the first device if it is of no mesh."""
+    """Returns the shape, dtype and sharding of an array, which may be abstract; without a mesh, the first device."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         sharding = NamedSharding(Mesh(jax.devices()[:1], "data"), PartitionSpec())
@@ -73,33 +73,33 @@ def placed(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def targets(saved: Mapping[Path, Leaf], wanted: Mapping[Path, Any]) -> dict[Path, jax.ShapeDtypeStruct]:
-    """Returns where each saved array is to lie, as those in `wanted` do; one that has no like there is not cut."""
-    places = in_layout_of(saved, wanted, take=cut_placed, join=join_placed)
-    whole = NamedSharding(next(iter(wanted.values())).sharding.mesh, PartitionSpec())
+    """Returns each saved array with the sharding of its counterpart in `wanted`; replicated if it has none."""
+    counterparts = in_layout_of(saved, wanted, take=take_placed, join=join_placed)
+    replicated = NamedSharding(next(iter(wanted.values())).sharding.mesh, PartitionSpec())
 
     def target(path: Path, leaf: Leaf) -> jax.ShapeDtypeStruct:
-        like = places.get(path)
-        sharding = like.sharding if like is not None and like.shape == leaf.shape else whole
+        like = counterparts.get(path)
+        sharding = like.sharding if like is not None and like.shape == leaf.shape else replicated
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return {path: target(path, leaf) for path, leaf in saved.items()}
 
 
-def cut_placed(array: jax.ShapeDtypeStruct, index: int) -> jax.ShapeDtypeStruct:
-    """Returns one layer of an abstract stacked array, lying as its layers do."""
+def take_placed(array: jax.ShapeDtypeStruct, index: int) -> jax.ShapeDtypeStruct:
+    """Returns one layer of an abstract stacked array, with the sharding of its other dimensions."""
     sharding = NamedSharding(array.sharding.mesh, PartitionSpec(*array.sharding.spec[1:]))
     return jax.ShapeDtypeStruct(array.shape[1:], array.dtype, sharding=sharding)
 
 
 def join_placed(arrays: list[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
-    """Returns the abstract arrays of all layers stacked; layers are not cut apart."""
+    """Returns the abstract arrays of all layers stacked; the layer dimension is not sharded."""
     first = arrays[0]
     sharding = NamedSharding(first.sharding.mesh, PartitionSpec(None, *first.sharding.spec))
     return jax.ShapeDtypeStruct((len(arrays), *first.shape), first.dtype, sharding=sharding)
 
 
 def period_of(paths: Iterable[Path]) -> int:
-    """Returns the layers of a group of the scanned stack that `paths` belong to; 0 where no stack is scanned."""
+    """Returns the number of layers in a group of the scanned stack in `paths`; 0 if no stack is scanned."""
     period = 0
     for path in paths:
         if (place := find_pair(path, SCANNED)) is not None:
@@ -108,7 +108,7 @@ def period_of(paths: Iterable[Path]) -> int:
 
 
 def unrolled(tree: Mapping[Path, Any], take: Take) -> dict[Path, Any]:
-    """Returns `tree` with each leaf of a scanned stack as one leaf a layer; `take(leaf, group)` cuts one out."""
+    """Returns `tree` with each stacked leaf as one leaf per layer; `take(leaf, group)` slices one."""
     period = period_of(tree)
     found: dict[Path, Any] = {}
     for path, leaf in tree.items():
@@ -126,7 +126,7 @@ def unrolled(tree: Mapping[Path, Any], take: Take) -> dict[Path, Any]:
 
 
 def scanned(tree: Mapping[Path, Any], join: Join, *, period: int) -> dict[Path, Any]:
-    """Returns `tree` with its layers as a scanned stack has them, in groups of `period`; `join(leaves)` stacks them."""
+    """Returns `tree` with its layers as a scanned stack, in groups of `period`; `join(leaves)` stacks them."""
     found: dict[Path, Any] = {}
     layers: dict[tuple[Path, Path], dict[int, Any]] = {}
     for path, leaf in tree.items():
@@ -149,7 +149,7 @@ def scanned(tree: Mapping[Path, Any], join: Join, *, period: int) -> dict[Path, 
 
 
 def find_pair(path: Path, names: Path) -> int | None:
-    """Returns where in `path` the two `names` stand one after the other, before a number if they hold a list."""
+    """Returns the index in `path` of the two consecutive `names`; a number must follow unless they are `SCANNED`."""
     for start in range(len(path) - 2):
         if path[start : start + 2] == names and (names == SCANNED or path[start + 2].isdigit()):
             return start

@@ -1,7 +1,7 @@
-"""The state of a model ↔ the states of its stages, each of a run of its layers.
+"""The state of a model ↔ the states of its pipeline stages, each with consecutive layers.
 
-Trees are flat, by path. The tree of a whole model counts layers in their order; that of a stage counts its own from 0.
-What is saved is the tree of the whole, so that a checkpoint does not depend on where the model was cut.
+Trees are flat, by path. The tree of a model has global layer indices; that of a stage counts its own layers from 0.
+The tree of the model is what is saved, so that a checkpoint does not depend on the split into stages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,35 +11,36 @@ from nnxtrain.checkpoint.stacking import UNROLLED as LAYERS
 from nnxtrain.checkpoint.stacking import Join, Path, Take, find_pair, period_of, scanned, unrolled
 
 
-def stage_of(whole: Mapping[Path, Any], like: Mapping[Path, Any], *, first: int, take: Take, join: Join) -> dict:
-    """Returns the part of a tree that a stage has.
+def stage_tree(model: Mapping[Path, Any], like: Mapping[Path, Any], *, first: int, take: Take, join: Join) -> dict:
+    """Returns the tree of a stage, taken from that of its model.
 
     Args:
-        whole: of the model, its layers scanned or unrolled.
-        like: the tree of the stage, arrays of any kind that have a shape: says what it has, scanned or unrolled.
-        first: index in the model of the first layer of the stage.
+        model: tree of the model, layers scanned or unrolled.
+        like: tree of the stage with abstract arrays: its paths, and whether its layers are scanned.
+        first: global index of the first layer of the stage.
         take: `(stacked leaf, group) -> leaf of the group`.
         join: `leaves of all groups -> stacked leaf`.
 
     Raises:
-        KeyError: the stage has something that the model lacks.
+        KeyError: the stage has a path that the model lacks.
     """
-    apart = unrolled(whole, take)
-    found = {path: apart[_shifted(path, first)] for path in unrolled(like, lambda leaf, group: None)}
+    layers = unrolled(model, take)
+    found = {path: layers[_shifted(path, first)] for path in unrolled(like, lambda leaf, group: None)}
     period = period_of(like)
     return scanned(found, join, period=period) if period else found
 
 
-def whole_of(
+def model_tree(
     stages: Iterable[tuple[int, Mapping[Path, Any]]], like: Mapping[Path, Any], *, take: Take, join: Join
 ) -> dict:
-    """Returns the tree of a model whose stages have these trees.
+    """Returns the tree of a model, joined from those of its stages.
 
     Args:
-        stages: index of the first layer, and tree, of each; what several have, as a tied table, is taken of the first.
-        like: a tree of the model: says whether its layers are scanned.
-        take: see `stage_of`.
-        join: see `stage_of`.
+        stages: (global index of the first layer, tree) of each; a path that several have, such as a tied table, is
+            taken from the first.
+        like: tree of the model with abstract arrays: whether its layers are scanned.
+        take: see `stage_tree`.
+        join: see `stage_tree`.
     """
     found: dict[Path, Any] = {}
     for first, tree in stages:
@@ -50,7 +51,7 @@ def whole_of(
 
 
 def _shifted(path: Path, by: int) -> Path:
-    """Returns the path of the layer that is `by` layers further on; a path that is of no layer stays."""
+    """Returns a path with its layer index increased by `by`; a path without a layer is unchanged."""
     if (start := find_pair(path, LAYERS)) is None:
         return path
     return (*path[: start + 2], str(int(path[start + 2]) + by), *path[start + 3 :])

@@ -12,7 +12,7 @@ from nnxtrain.state import TrainStateNNX
 TreePath = tuple[str, ...]
 Tree = Mapping[TreePath, Any]
 
-# what an item of a checkpoint holds of a state
+# item of a checkpoint → the part of a state that it contains
 PARTS: dict[str, Callable[[TrainStateNNX], Any]] = {
     "model": lambda state: state.model,
     "optimizer": lambda state: state.optimizer,
@@ -27,7 +27,7 @@ def flat(state: TrainStateNNX, name: str) -> dict[TreePath, Any]:
 
 
 def put(state: TrainStateNNX, name: str, arrays: Tree) -> None:
-    """Replaces arrays of one item by those of `arrays`, by path; the others stay."""
+    """Replaces arrays of one item by those of `arrays` with the same path; the others are unchanged."""
     part = PARTS[name](state)
     pure = flatten_dict(nnx.to_pure_dict(nnx.state(part)))
     nnx.update(part, unflatten_dict({path: arrays.get(tuple(map(str, path)), leaf) for path, leaf in pure.items()}))

@@ -16,7 +16,7 @@ from nnxtrain.data.sources.text import check_text
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.text import bytes_text
 from nnxtrain.profiling.windows import say_windows
-from nnxtrain.sharding.audit import bytes_per_device, check_replication, parts_of
+from nnxtrain.sharding.audit import bytes_per_device, check_replication, shards_of
 from nnxtrain.sharding.layout import MeshLayout
 
 
@@ -29,7 +29,7 @@ def dry_run(config: Config, registry: Registry) -> int:
     program, layout, mesh = _planned(config, registry)
     windows = say_windows(config.profile, start=0, total=config.steps) or "none (profile.enabled=false)"
     state = layout.state(nnx.state(nnx.eval_shape(program.make_state)))
-    parts = parts_of(state["model"])
+    parts = shards_of(state["model"])
     count = sum(math.prod(part.shape) for part in parts)
     weights, moments = sum(part.bytes_ for part in parts), bytes_per_device(state["optimizer"])
     gradients = sum(part.bytes_ for part in parts) * 4 // jnp.dtype(config.model.param_dtype).itemsize

@@ -1,1 +1,1 @@
-"""Token rows: sources, packing, and the batches that a run reads."""
+"""Rows of tokens: sources, packing, and the batches of a run."""

@@ -1,4 +1,4 @@
-"""Rows → batches on their way to the devices, made ahead of the step by grain."""
+"""Rows → batches on the devices, prefetched by grain."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,10 +14,10 @@ from nnxtrain.types import Batch, Rows
 
 
 class BatchShape(NamedTuple):
-    """How many rows a batch holds: `microbatches * rows`, leaves `[m b ...]`.
+    """The shape of a batch: `microbatches * rows` rows, leaves `[m b ...]`.
 
-    This is the one place where a batch is split into microbatches. It happens on the host, and a mesh then shards `b`,
-    not `m`: each device gets its rows of every microbatch once, and no row goes from device to device.
+    Batches are split into microbatches here only, on the host. A mesh then shards `b`, not `m`: each device gets its
+    rows of every microbatch, and no row moves between devices.
     """
 
     microbatches: int
@@ -29,7 +29,7 @@ class BatchShape(NamedTuple):
         return self.microbatches * self.rows
 
     def __call__(self, batch: Batch) -> Batch:
-        """Splits leaves `[m*b ...]` to `[m b ...]`: microbatch `k` holds rows `k * b` to `(k + 1) * b`."""
+        """Splits leaves `[m*b ...]` to `[m b ...]`: microbatch `k` has rows `k * b` to `(k + 1) * b`."""
         return {name: leaf.reshape(self.microbatches, self.rows, *leaf.shape[1:]) for name, leaf in batch.items()}
 
     def stack(self, rows: list[dict[str, np.ndarray]], places: Sequence[int] | None = None) -> Batch:
@@ -37,7 +37,7 @@ class BatchShape(NamedTuple):
 
         Args:
             rows: at least one.
-            places: index of each row in the global batch, where the batch is a part of that.
+            places: index of each row in the global batch, if this batch is a part of it.
         """
         empty = jax.tree.map(np.zeros_like, rows[0])
         full = rows + [empty] * (self.global_size - len(rows))
@@ -47,7 +47,7 @@ class BatchShape(NamedTuple):
 
 
 class Order(NamedTuple):
-    """In which order rows are read, and how often; `epochs` None has no end."""
+    """The order in which rows are read, and how often; `epochs=None` is endless."""
 
     seed: int
     shuffle: bool
@@ -56,11 +56,11 @@ class Order(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far a run has read its rows, counted across epochs.
+    """The position of a run in its data, counted across epochs.
 
     Attributes:
         row: rows already read.
-        skipped: ranges `(first, end)` of rows that are never read again, because a step on them was not finite.
+        skipped: ranges `(first, end)` of rows that are never read again, since a step on them was not finite.
         stream: for a streaming source, its epoch and iterator state in JSON types; else None.
     """
 
@@ -73,7 +73,7 @@ class Position(NamedTuple):
         return self._replace(skipped=(*self.skipped, (first, end)))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the position as a checkpoint stores it; without a stream the format is that of older versions."""
+        """Returns the position as a checkpoint stores it; `stream` is left out if it is None, as in older versions."""
         kept = {"row": self.row, "skipped": self.skipped}
         return kept if self.stream is None else kept | {"stream": self.stream}
 
@@ -88,11 +88,11 @@ START = Position()
 
 
 class TrainBatches:
-    """Endless or finite batches of rows with random access, whose whole position is a number of rows.
+    """Endless or finite batches of rows with random access; the position is a number of rows.
 
-    Batch `i` holds rows `i * B` to `(i + 1) * B` of the epochs laid end to end; the row order of an epoch is a pure
+    Batch `i` has rows `i * B` to `(i + 1) * B` of the concatenated epochs; the row order of an epoch is a pure
     function of (seed, epoch). With `R` rows, `E` epochs and batches of `B` there are `ceil(R * E / B)` batches, the
-    last one filled up with empty rows; `floor(R * E / B)` with `drop_remainder`.
+    last one padded with empty rows; `floor(R * E / B)` with `drop_remainder`.
     """
 
     def __init__(self, rows: Rows, shape: BatchShape, *, vocab: int, order: Order, own: Sequence[int] | None = None):
@@ -101,16 +101,16 @@ class TrainBatches:
         Args:
             rows: of one epoch.
             shape: of a batch.
-            vocab: ids that a row may hold.
+            vocab: number of valid ids.
             order: of the rows.
-            own: the rows of each microbatch that this process reads, ascending; None for all.
+            own: rows of each microbatch that this process reads, ascending; None for all.
 
         Raises:
             DataError: there are too few rows for one batch.
         """
         if order.epochs is not None and order.drop_remainder and len(rows) * order.epochs < shape.global_size:
             have = f"{len(rows)} rows in {order.epochs} epochs are fewer than batch.global_size={shape.global_size}"
-            raise DataError(f"{have}: not one step; give more epochs or data.drop_remainder=false")
+            raise DataError(f"{have}: not enough for one step; increase data.epochs or data.drop_remainder=false")
         self._shape = shape
         self._own = range(shape.rows) if own is None else own
         self._rows_per_epoch = len(rows)
@@ -133,7 +133,7 @@ class TrainBatches:
 
         Args:
             position: where to begin.
-            put: brings a batch of numpy arrays to the devices, in a background thread.
+            put: moves a batch of numpy arrays to the devices; runs in a background thread.
             prefetch: batches that are ready ahead of the step.
         """
         size = self.global_size
@@ -149,7 +149,7 @@ class TrainBatches:
                     yield batch, position._replace(row=row if end is None else min(row, end))
 
     def count(self, position: Position) -> int | None:
-        """Returns the batches from `position` on; None where there is no end."""
+        """Returns the number of batches from `position` on; None if endless."""
         if self.end is None:
             return None
         return sum(
@@ -157,7 +157,7 @@ class TrainBatches:
         )
 
     def epochs(self, position: Position) -> float:
-        """Returns the passes over the corpus up to a position."""
+        """Returns the number of epochs up to a position, with a fraction."""
         return position.row / self._rows_per_epoch
 
     def _ranges(self, position: Position) -> Iterator[tuple[int, int | None]]:
@@ -176,9 +176,9 @@ class TrainBatches:
 
 
 def eval_batches(rows: Rows, size: int, *, vocab: int, limit: int | None) -> Iterator[Batch]:
-    """Yields every row once, `size` at a time, leaves `[b ...]`; the last batch is filled up with empty rows.
+    """Yields every row once, `size` at a time, leaves `[b ...]`; the last batch is padded with empty rows.
 
-    With a `limit` of batches that is less than all, the rows read are spread evenly over the set.
+    If a `limit` of batches leaves out rows, those read are spaced evenly over the set.
     """
     checked = _CheckedRows(rows, vocab)
     count = len(rows) if limit is None else min(limit * size, len(rows))
@@ -194,7 +194,7 @@ def check_ids(row: dict[str, np.ndarray], number: int, vocab: int) -> None:
         low, high = row[name].min(), row[name].max()
         if low < 0 or high >= vocab:
             bad = low if low < 0 else high
-            admitted = f"the ids of this run (model.vocab) are 0 to {vocab - 1}"
+            admitted = f"the ids of the tokenizer are 0 to {vocab - 1}"
             raise DataError(f"row {number} contains token id {bad}; {admitted}")
 
 
@@ -217,7 +217,7 @@ class _Batches:
 
 
 class _CheckedRows:
-    """Rows that raise where an id is outside the vocabulary."""
+    """Rows that raise DataError for an id outside the vocabulary."""
 
     def __init__(self, rows: Rows, vocab: int):
         self._rows = rows

@@ -24,7 +24,7 @@ LEFTOVER_S = 7 * 86400.0
 
 
 class Corpus(NamedTuple):
-    """Documents end to end, each as bos, its tokens, eos; a tokenizer may lack one of these marks, or both.
+    """Concatenated documents, each as bos, its tokens, eos; a tokenizer may lack bos, eos, or both.
 
     Attributes:
         tokens: `[n]` ids.
@@ -53,7 +53,7 @@ def cached_corpus(
     options: str,
     cache_dir: Path,
 ) -> Corpus:
-    """Returns the tokenised documents of `files`, from the cache where they are in it.
+    """Returns the tokenised documents of `files`, from the cache if they are in it.
 
     The cache identifies files by name and content, never by time: see `content_hashes`.
 
@@ -61,7 +61,7 @@ def cached_corpus(
         files: in the order of the corpus.
         read: yields the documents of a file.
         tokenizer: text to ids.
-        options: whatever else `read` depends on.
+        options: everything else that `read` depends on.
         cache_dir: folder of all tokenised corpora; made if needed.
 
     Raises:
@@ -69,7 +69,7 @@ def cached_corpus(
         ConfigError: `cache_dir` cannot be written.
     """
     before = stamps(files)
-    contents = content_hashes(files, before, memory=cache_dir / ".hashes")
+    contents = content_hashes(files, before, cache=cache_dir / ".hashes")
     named = [(file.name, content) for file, content in zip(files, contents, strict=True)]
     identity = json.dumps([FORMAT, tokenizer.fingerprint, options, named])
     folder = cache_dir / hashlib.sha256(identity.encode()).hexdigest()[:24]
@@ -111,14 +111,14 @@ def _publish(made: Path, folder: Path) -> None:
 
 
 def _progress(files: list[Path], read: Callable[[Path], Iterable[str]]) -> Iterator[str]:
-    """Yields the documents of all files; logs the progress if that takes long.
+    """Yields the documents of all files; logs progress every `REPORT_EVERY_S`.
 
     Raises:
         DataError: a file cannot be read; a bare OSError would be blamed on the cache folder.
     """
     sizes = [stamp.size for stamp in stamps(files)]
     total = sum(sizes)
-    start = said = time.monotonic()
+    start = reported = time.monotonic()
     done = 0
     for file, size in zip(files, sizes, strict=True):
         try:
@@ -127,8 +127,8 @@ def _progress(files: list[Path], read: Callable[[Path], Iterable[str]]) -> Itera
             raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
         done += size
         now = time.monotonic()
-        if now - said > REPORT_EVERY_S:
-            said = now
+        if now - reported > REPORT_EVERY_S:
+            reported = now
             left = (now - start) * (total - done) / max(done, 1)
             logger.info("tokenising: %.0f %% of %.1f MB, %.0f s left", 100 * done / total, total / 1e6, left)
 
@@ -174,14 +174,14 @@ def _open(folder: Path, files: list[Path]) -> Corpus:
         starts = np.load(folder / "starts.npy")
         count, path = meta["tokens"], folder / "tokens.bin"
         if starts[0] != 0 or starts[-1] != count or path.stat().st_size != count * np.dtype(meta["dtype"]).itemsize:
-            raise ValueError("its parts do not fit together")
+            raise ValueError("its files are inconsistent")
         tokens = np.memmap(path, dtype=meta["dtype"], mode="r", shape=(count,)) if count else np.zeros(0, meta["dtype"])
         corpus = Corpus(tokens, starts, meta["empty_documents"], meta["sha256"])
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise DataError(f"the tokenised corpus in {folder} is damaged ({error}); delete that folder") from error
     if not count:
         empty = f"{meta['empty_documents']} empty documents"
-        raise DataError(f"no text: {files[0]} and {len(files) - 1} more files hold {empty}")
+        raise DataError(f"no text: {files[0]} and {len(files) - 1} more files contain {empty}")
     if count == len(starts) - 1:
         raise DataError(f"nothing to predict: each document of {files[0]} and {len(files) - 1} more files is one token")
     return corpus

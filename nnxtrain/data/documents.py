@@ -1,4 +1,4 @@
-"""Documents of a file: plain text and JSON lines, each also gzipped."""
+"""The documents of a file: plain text or JSON lines, plain or gzipped."""
 
 import contextlib
 import gzip
@@ -15,16 +15,16 @@ from nnxtrain.data.formats import HEAD_BYTES, is_binary, is_gzip_name, is_json_l
 from nnxtrain.errors import DataError
 
 logger = logging.getLogger(__name__)
-START_BYTES = 2**20  # of each file that is looked at before a run
+START_BYTES = 2**20  # of each file, checked before a run
 _FIRST_OBJECT = re.compile(r"\s*(?:\[\s*)?(?=\{)")
 
 
 def read_documents(file: Path, *, text_field: str, invalid_utf8: str) -> Iterator[str]:
     """Yields the documents of one file; empty ones too, so that the caller can count them.
 
-    A file of JSON lines has one object a line, with its text in `text_field`. It is recognised by its name, such as
+    A file of JSON lines has one object per line, with its text in `text_field`. It is recognised by its name, such as
     `a.jsonl` or `a.ndjson.gz`, or by its first lines. Any other file is one document. A byte-order mark at the start of
-    a file is no part of its text.
+    a file is not part of its text.
 
     Args:
         file: a path; `.gz` at its end means gzip.
@@ -39,7 +39,7 @@ def read_documents(file: Path, *, text_field: str, invalid_utf8: str) -> Iterato
 
 
 def check_start(file: Path, *, text_field: str, invalid_utf8: str) -> None:
-    """Reads the first `START_BYTES` of a file as `read_documents` would, up to the last whole line.
+    """Reads the first `START_BYTES` of a file as `read_documents` would, up to the last complete line.
 
     Raises:
         DataError: as `read_documents` does.
@@ -57,12 +57,12 @@ def check_start(file: Path, *, text_field: str, invalid_utf8: str) -> None:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """Opens a file, decompressing it if named so; errors while reading become a DataError."""
+    """Opens a file, decompressing it if its name says so; errors while reading become a DataError."""
     try:
         with gzip.open(file) if is_gzip_name(file) else file.open("rb") as stream:
             yield stream
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: not a whole gzip file: {error}") from error
+        raise DataError(f"{file}: damaged or incomplete gzip file: {error}") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
 
@@ -93,14 +93,14 @@ def _begins_as_object(head: bytes) -> bool:
 
 
 def _has_json_lines(stream: BinaryIO | io.BufferedIOBase, text_field: str) -> bool:
-    """Tells whether the first line is a JSON object, and one with text or with another object on the next line."""
+    """Tells whether the first line is a JSON object, with the text field or followed by another object."""
     lines = (line for line in stream if line.strip())
     first = _object(next(lines, b"").removeprefix(b"\xef\xbb\xbf"))
     return bool(first) and (text_field in first or bool(_object(next(lines, b""))))
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """Returns the JSON object that `line` is; an empty one if it is none."""
+    """Returns `line` as a JSON object; an empty one if it is not an object."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -109,7 +109,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _check_records(text: str, file: Path, text_field: str) -> None:
-    """Refuses JSON records that are not one a line; warns where other JSON is read as plain text."""
+    """Raises on JSON records that are not one per line; warns if other JSON is read as plain text."""
     if not (begin := _FIRST_OBJECT.match(text)):
         return
     try:
@@ -117,9 +117,9 @@ def _check_records(text: str, file: Path, text_field: str) -> None:
     except (ValueError, RecursionError):
         return
     if text_field in record:
-        cure = "write one a line, as `jq -c .` does, or `jq -c '.[]'` for a list, to a file that ends in .jsonl"
+        cure = "write one per line, as `jq -c .` does, or `jq -c '.[]'` for a list, to a file that ends in .jsonl"
         raise DataError(
-            f"{file}: JSON with a field {text_field!r} (data.text_field), but not one object a line; {cure}"
+            f"{file}: JSON with a field {text_field!r} (data.text_field), but not one object per line; {cure}"
         )
     if record:
         logger.warning("%s: JSON without a field %r (data.text_field) is read as plain text", file, text_field)
@@ -141,8 +141,10 @@ def _text_of(line: str, place: str, text_field: str) -> str:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not a JSON object: {error}") from error
     if not isinstance(record, dict) or text_field not in record:
-        have = f"has the fields {', '.join(sorted(record)) or 'none'}" if isinstance(record, dict) else "is no object"
-        raise DataError(f"{place}: {have}; data.text_field={text_field} is not there")
+        have = (
+            f"has the fields {', '.join(sorted(record)) or 'none'}" if isinstance(record, dict) else "is not an object"
+        )
+        raise DataError(f"{place}: {have}; expected data.text_field={text_field}")
     text = record[text_field]
     if text is None:
         return ""
@@ -157,7 +159,7 @@ def _decode(raw: bytes, file: Path, offset: int, *, invalid_utf8: str) -> str:
     except UnicodeDecodeError as error:
         where = f"{file}: byte {offset + error.start} (0x{raw[error.start]:02x}) is not UTF-8 text"
         if is_binary(raw[:HEAD_BYTES]):
-            raise DataError(f"{where}; the file looks like no text at all") from error
-        cure = "text of another encoding is converted first, such as: iconv -f LATIN1 -t UTF-8"
+            raise DataError(f"{where}; the file does not look like text") from error
+        cure = "convert text in another encoding first, such as: iconv -f LATIN1 -t UTF-8"
         raise DataError(f"{where}; {cure}; data.invalid_utf8=replace reads such a byte as U+FFFD") from error
     return text.removeprefix("\ufeff") if offset == 0 else text

@@ -1,4 +1,4 @@
-"""Patterns → files on disk."""
+"""Glob patterns → files on disk."""
 
 import glob
 import os
@@ -11,7 +11,7 @@ from nnxtrain.errors import ConfigError
 def find_files(patterns: Iterable[str], *, key: str) -> list[Path]:
     """Returns the files that `patterns` name, sorted, each once.
 
-    Brackets in a pattern are those of a name where there is such a name; else they stand for one of the characters
+    Brackets in a pattern are literal if there is a file or folder of that name; else they match one of the characters
     between them.
 
     Raises:
@@ -24,7 +24,7 @@ def find_files(patterns: Iterable[str], *, key: str) -> list[Path]:
         matches = [Path(match) for match in _matches(pattern)]
         files = [match for match in matches if match.is_file()]
         if not files and matches:
-            hint = f"a glob such as '{written.rstrip('/')}/**/*.txt' names files"
+            hint = f"to read files in them, use a glob such as '{written.rstrip('/')}/**/*.txt'"
             raise ConfigError(f"{key}: {written!r} matches only folders; {hint}{_hint(written, len(entries))}")
         if not files:
             raise ConfigError(f"{key}: {written!r} matches nothing{_hint(written, len(entries))}")
@@ -35,7 +35,7 @@ def find_files(patterns: Iterable[str], *, key: str) -> list[Path]:
 
 
 def _literal_brackets(pattern: str) -> str:
-    """Returns `pattern` with `[` escaped in each part for which there is a file or folder with that bracket."""
+    """Returns `pattern` with `[` escaped in each part that exists literally as a file or folder."""
     done: list[str] = []
     for part in pattern.split("/"):
         escaped = part.replace("[", "[[]")
@@ -45,20 +45,20 @@ def _literal_brackets(pattern: str) -> str:
 
 
 def _hint(written: str, entries: int) -> str:
-    """Returns how to write a name with a comma or brackets, if that may be why `written` matches no file."""
+    """Returns how to write a name with a comma or brackets, if that may be why `written` matches nothing."""
     pattern = os.path.expanduser(written).rstrip("/")
     if torn := sorted({*glob.glob(f"{pattern},*"), *glob.glob(f"{glob.escape(pattern)},*")}):
         return f"; commas separate entries: if {torn[0]!r} is meant, write '{torn[0].replace(',', '?')}'"
     hints = []
     if "[" in written:
-        hints.append("; [ab] stands for one character, a or b: write [[] or ? for a bracket of a name")
+        hints.append("; [ab] matches one character, a or b: write [[] or ? for a bracket in a name")
     if entries > 1:
-        hints.append("; commas separate entries: write ? for a comma of a name")
+        hints.append("; commas separate entries: write ? for a comma in a name")
     return "".join(hints)
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """Yields what `glob.glob` does; its own walk along `**` would not end where links form loops."""
+    """Yields what `glob.glob` does, but ends if links under `**` form loops."""
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern)

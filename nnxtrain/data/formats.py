@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-HEAD_BYTES = 4096  # of a file, enough for every sign below
+HEAD_BYTES = 4096  # of a file, enough for every check below
 TAR_AT = 257  # bytes into an archive
 
 _MAGIC = (
@@ -42,19 +42,19 @@ _BYTE_ORDER_MARKS = (
     (b"\x84\x31\x95\x33", "GB 18030"),
 )
 _JSON_LINES = {".jsonl", ".jsonlines", ".ndjson", ".ldjson"}
-_BINARY_SHARE = 0.1  # of bytes that no text has
+_BINARY_SHARE = 0.1  # of control bytes
 _FEW_NULS = 3
 _ASCII_SHARE = 0.4  # of bytes that are NUL in UTF-16 text of mostly ASCII characters
 _NULS_OF_UTF32 = ({0, 1, 2}, {1, 2, 3}, {0, 1}, {2, 3})  # places, modulo 4
 
 
 def is_gzip_name(file: Path) -> bool:
-    """Tells whether the name says that a file is compressed with gzip."""
+    """Tells whether a file is gzip-compressed by its name."""
     return file.suffix.lower() in (".gz", ".gzip")
 
 
 def is_json_lines_name(file: Path) -> bool:
-    """Tells whether one of the suffixes of a name says that each line is a JSON object, such as `a.jsonl.txt`."""
+    """Tells whether a file has JSON lines by one of the suffixes of its name, such as `a.jsonl.txt`."""
     return any(suffix.lower() in _JSON_LINES for suffix in file.suffixes)
 
 
@@ -76,7 +76,7 @@ def not_utf8(head: bytes) -> str | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """Tells whether `head`, which is not UTF-8, has so many control bytes that it is no text in another encoding."""
+    """Tells whether `head`, which is not UTF-8, has too many control bytes to be text in another encoding."""
     odd = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 or byte == 127 for byte in head)
     return odd > _BINARY_SHARE * len(head)
 
@@ -84,7 +84,7 @@ def is_binary(head: bytes) -> bool:
 def _wide_encoding(head: bytes) -> str | None:
     """Returns the encoding of text in units of two or four bytes without a byte-order mark, if it looks like that.
 
-    The spaces and line ends of such text hold NUL bytes, all of them at even or all at odd places.
+    The spaces and line ends of such text contain NUL bytes, all of them at even or all at odd places.
     """
     places = [place for place, byte in enumerate(head) if not byte]
     if len(places) < _FEW_NULS:

@@ -1,8 +1,8 @@
-"""The identity of files: a hash of their whole content, computed again only where a file may have changed.
+"""The identity of files: a hash of their content, computed again only if a file may have changed.
 
-SHA-256 reads 0.4 to 2 GB/s on one core, with the instructions for it or without: 10 GB take 5 to 25 s, or as long as
-the disk needs, next to many minutes of tokenising. A hash is remembered by path, inode, size and both times of change.
-Size and time of modification can be set back after an edit; the time of the last change of the inode cannot.
+SHA-256 reads 0.4 (without CPU instructions for it) to 2 GB/s on one core: 10 GB take 5 to 25 s, or as long as the disk
+needs, next to many minutes of tokenising. A hash is cached by path, inode, size, mtime and ctime. Size and mtime can be
+set back after an edit; ctime cannot.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from nnxtrain.errors import DataError
 
-SETTLED_S = 10.0  # a file that changed a shorter time ago may change again within one tick of its file system's clock
+SETTLED_S = 10.0  # a file that changed more recently may change again within one tick of its file system's clock
 
 
 class Stamp(NamedTuple):
@@ -55,21 +55,21 @@ def check_unchanged(files: Sequence[Path], before: Sequence[Stamp]) -> None:
             raise DataError(f"{file}: changed while it was read; start again when it is complete")
 
 
-def content_hashes(files: Sequence[Path], found: Sequence[Stamp], *, memory: Path) -> list[str]:
+def content_hashes(files: Sequence[Path], found: Sequence[Stamp], *, cache: Path) -> list[str]:
     """Returns the SHA-256 of each file.
 
     Args:
         files: to hash.
         found: their stamps.
-        memory: folder of earlier hashes; if it cannot be written, files are hashed again next time.
+        cache: folder of cached hashes; if it cannot be written, files are hashed again next time.
 
     Raises:
         DataError: a file cannot be read, or changed while it was read.
     """
     key = hashlib.sha256(json.dumps(found).encode()).hexdigest()
-    note = memory / f"{key[:32]}.json"
+    entry = cache / f"{key[:32]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        known = json.loads(note.read_text(encoding="utf-8"))
+        known = json.loads(entry.read_text(encoding="utf-8"))
         if known["key"] == key and len(known["hashes"]) == len(files):
             return list(map(str, known["hashes"]))
     began = time.time()
@@ -78,7 +78,7 @@ def content_hashes(files: Sequence[Path], found: Sequence[Stamp], *, memory: Pat
     newest = max((stamp.changed_ns for stamp in found), default=0) / 1e9
     if newest < began - SETTLED_S:
         with contextlib.suppress(OSError):
-            _remember(note, {"key": key, "hashes": hashes})
+            _store(entry, {"key": key, "hashes": hashes})
     return hashes
 
 
@@ -90,9 +90,9 @@ def _hash(file: Path) -> str:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
-def _remember(note: Path, value: dict[str, object]) -> None:
-    """Writes a note atomically: several processes may write the same one at once."""
-    note.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
+def _store(entry: Path, value: dict[str, object]) -> None:
+    """Writes an entry of the cache atomically: several processes may write the same one."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as file:
         json.dump(value, file)
-    os.replace(file.name, note)
+    os.replace(file.name, entry)

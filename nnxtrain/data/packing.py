@@ -1,4 +1,4 @@
-"""Documents of any length → rows of one length."""
+"""Documents of any length → rows of fixed length."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from nnxtrain.data.corpus import Corpus
 
 
 class PackedRows:
-    """Splits a corpus, documents end to end, into rows of `sequence` tokens; only the last row is padded.
+    """Splits a corpus of concatenated documents into rows of `sequence` tokens; only the last row is padded.
 
     Row `i` reads tokens `i * sequence` to `(i + 1) * sequence` and predicts each one's successor, so that every token
     of the corpus but the first of each document is a target exactly once. A document that spans rows continues in the

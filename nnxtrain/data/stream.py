@@ -13,7 +13,7 @@ from nnxtrain.data.batches import BatchShape, Order, Position, check_ids
 from nnxtrain.errors import DataError
 from nnxtrain.types import Batch, RowIterator, RowStream
 
-_BYTES = "base64"  # the one key of what stands for bytes in JSON
+_BYTES = "base64"  # the only key of the JSON object that encodes bytes
 
 
 class StreamBatches:
@@ -31,8 +31,8 @@ class StreamBatches:
         Args:
             stream: of the rows of one epoch.
             shape: of a batch.
-            vocab: ids that a row may hold.
-            order: number of epochs, and whether an incomplete last batch is dropped; the rest is not used.
+            vocab: number of valid ids.
+            order: uses `epochs` and `drop_remainder` alone.
         """
         self._stream = stream
         self._shape = shape
@@ -59,16 +59,14 @@ class StreamBatches:
         """Returns None: the number of batches is not known in advance.
 
         Raises:
-            DataError: the position is of a source with random access.
+            DataError: the position was saved with a source with random access.
         """
         if position.stream is None and position.row:
             where = f"the checkpoint is at row {position.row} of a source with random access"
-            raise DataError(
-                f"{where}, and this source is a stream, which cannot jump to a row; choose another run_name"
-            )
+            raise DataError(f"{where}; this source is a stream, which cannot seek to a row; choose another run_name")
 
     def epochs(self, position: Position) -> float:
-        """Returns the passes over the corpus up to a position; whole ones if the rows of an epoch are not known."""
+        """Returns the number of epochs up to a position; without a fraction if the rows of an epoch are not known."""
         if self._stream.rows_per_epoch:
             return position.row / self._stream.rows_per_epoch
         return float(position.stream["epoch"]) if position.stream else 0.0
@@ -84,14 +82,14 @@ class _Reader:
         self._skipped = position.skipped
         self._row = position.row
         self._epoch = position.stream["epoch"] if position.stream else 0
-        self._is_fresh = True  # whether no row of this epoch was read by this iterator
+        self._is_fresh = True  # whether this iterator has read no row yet
         self._iterator: RowIterator = stream.start()
         if position.stream:
             self._is_fresh = False
             self._go_to(position.stream["iterator"])
 
     def position(self) -> Position:
-        """Returns where the reader is."""
+        """Returns the current position."""
         state = {"epoch": self._epoch, "iterator": as_json(self._iterator.get_state())}
         return Position(self._row, self._skipped, state)
 
@@ -124,8 +122,8 @@ class _Reader:
         try:
             self._iterator.set_state(from_json(state))
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            raise DataError(f"the data source cannot resume from the state in the checkpoint: {told}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError(f"the data source cannot resume from the state in the checkpoint: {reason}") from error
 
 
 class _Batches:
@@ -148,7 +146,9 @@ class _Batches:
             except StopIteration:
                 if self._drops and self._reader.is_less_than(self._shape.global_size):
                     few = f"the stream has fewer rows than batch.global_size={self._shape.global_size}"
-                    raise DataError(f"{few}: not one step; give more epochs or data.drop_remainder=false") from None
+                    raise DataError(
+                        f"{few}: not enough for one step; increase data.epochs or data.drop_remainder=false"
+                    ) from None
                 if not group or self._drops:
                     raise
                 break
@@ -159,12 +159,12 @@ class _Batches:
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Is never called: the reader starts at a position."""
+        """Raises: grain never calls it here, since the reader starts at a position."""
         raise NotImplementedError
 
 
 class _Once(grain.IterDataset):
-    """A dataset over one existing iterator, as grain needs it for prefetching."""
+    """A dataset over one existing iterator, which grain needs for prefetching."""
 
     def __init__(self, batches: _Batches):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of text → a tokenised corpus, as the section `data` asks for it."""
+"""Text files → a tokenised corpus, by the config section `data`."""
 
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from nnxtrain.types import Tokenizer
 
 
 def tokenised(files: list[Path], config: DataConfig, tokenizer: Tokenizer) -> Corpus:
-    """Returns the tokenised documents of `files`, from the cache where they are in it."""
+    """Returns the tokenised documents of `files`, from the cache if they are in it."""
     return cached_corpus(
         files,
         partial(read_documents, text_field=config.text_field, invalid_utf8=config.invalid_utf8),

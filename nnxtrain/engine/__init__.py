@@ -1,1 +1,1 @@
-"""What runs one step, behind one interface that the loop knows."""
+"""Engines compile and run a training step, behind one interface."""

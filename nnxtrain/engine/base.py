@@ -21,41 +21,41 @@ class Work(Protocol):
 
     @property
     def make_state(self) -> Callable[[], TrainStateNNX]:
-        """Builds the state; it runs inside `jax.jit`, so that weights appear where they belong."""
+        """Builds the state; it runs inside `jax.jit`, so that weights are created sharded."""
         ...
 
     @property
     def train_step(self) -> TrainStep:
-        """The whole step."""
+        """The complete training step."""
         ...
 
     @property
     def forward_backward(self) -> Collect:
-        """Sums of one microbatch, leaves `[b ...]`, each `[c ...]`: every copy of the model has its own."""
+        """Sums of one microbatch with leaves `[b ...]`, as leaves `[c ...]`: one entry per replica of the model."""
         ...
 
     @property
     def update(self) -> Update:
-        """The end of a step."""
+        """Updates the state by the sums of a step."""
         ...
 
     @property
     def eval_step(self) -> EvalStep:
-        """Returns the loss of a batch, summed, and its targets."""
+        """Returns the summed loss of a batch and its number of targets."""
         ...
 
     @property
     def max_inflight(self) -> int:
-        """Updates that may be under way at a time."""
+        """Maximum number of updates in flight."""
         ...
 
     @property
     def compiler_options(self) -> Mapping[str, str | bool]:
-        """Options of the compiler, by name."""
+        """Compiler options by name."""
         ...
 
     def sum_replicas(self, sums: Any) -> Any:
-        """Adds up the sums of all copies of the model: leaves `[c ...]` become `[...]`."""
+        """Adds the sums of all replicas of the model: leaves `[c ...]` become `[...]`."""
         ...
 
     def abstract_state(self) -> TrainStateNNX:
@@ -71,19 +71,19 @@ class Work(Protocol):
         ...
 
     def read(self, folder: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Mapping[str, jax.Array]:
-        """Returns arrays that were written, in the order of `wanted`; refuses others than those."""
+        """Returns the written arrays in the order of `wanted`; raises if they differ from `wanted`."""
         ...
 
 
 class Engine(ABC):
-    """Holds the state and moves it one step at a time.
+    """Owns the state and advances it one step at a time.
 
-    The object graph is taken apart here, once; a step passes a flat list of arrays, donates it, and gets the next one.
+    The object graph is split once, here; a step takes a flat list of arrays, donates it, and returns the next one.
 
     Attributes:
         compile_s: seconds that lowering and compiling took.
-        hlo_hash: of the lowered programs without source locations.
-        programs: names of the functions that it compiles, as jax reports them.
+        hlo_hash: of the lowered programs, without source locations.
+        programs: names of the compiled functions, as jax reports them.
     """
 
     def __init__(self, work: Work):
@@ -92,7 +92,7 @@ class Engine(ABC):
         self._graph, abstract = nnx.split(work.abstract_state())
         self._shapes, self._tree = jax.tree.flatten(abstract)
         self._shardings = [leaf.sharding for leaf in self._shapes]
-        self._whole_everywhere = NamedSharding(self._shardings[0].mesh, PartitionSpec())
+        self._replicated = NamedSharding(self._shardings[0].mesh, PartitionSpec())
         self._initial = jax.jit(lambda: flat(work.make_state()), out_shardings=self._shardings)
         self._leaves: list[jax.Array] = []
         self._compiled: Mapping[str, jax.stages.Compiled] = {}
@@ -102,11 +102,11 @@ class Engine(ABC):
 
     @abstractmethod
     def trace(self, batch: Batch) -> Iterator[tuple[str, jax.stages.Traced]]:
-        """Yields each program of a step by name, traced for batches of these shapes and shardings `[m b ...]`."""
+        """Yields each program of a step by name, traced for batches like `batch`, leaves `[m b ...]`."""
 
     @abstractmethod
     def step(self, batch: Batch) -> Metrics:
-        """Consumes a batch, leaves `[m b ...]`; returns its metrics at once, on device, while the step still runs."""
+        """Runs a step on a batch, leaves `[m b ...]`; returns its metrics on device, without waiting for them."""
 
     def compile(self, batch: Batch) -> None:
         """Compiles the programs of a step for batches like `batch`."""
@@ -121,7 +121,7 @@ class Engine(ABC):
         """Records the shapes, types and shardings of batches, leaves `[m b ...]`."""
 
     def use(self, compiled: Mapping[str, jax.stages.Compiled], batch: Batch, *, hlo_hash: str) -> None:
-        """Uses programs that were compiled for batches like `batch`."""
+        """Sets the programs of a step, compiled for batches like `batch`."""
         self.prepare(batch)
         self._compiled = compiled
         self.programs += compiled
@@ -132,7 +132,7 @@ class Engine(ABC):
         return {name: program.memory_analysis() for name, program in self._compiled.items()}
 
     def resident_bytes(self) -> int:
-        """Returns the bytes that stay on a device between steps, beside the state."""
+        """Returns the bytes per device that are kept between steps, besides the state."""
         return 0
 
     def initialise(self) -> None:
@@ -161,7 +161,7 @@ class Engine(ABC):
         return lambda *args: compiled(self._leaves, *args)
 
     def bind_model(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function(model, *args)` compiled, with the model to evaluate with as its first argument."""
+        """Returns `function(model, *args)` compiled, with the current evaluation model as its first argument."""
         return self.bind(_of_model(function))
 
     def trace_model(self, function: Callable[..., Any], *args: Any) -> jax.stages.Traced:
@@ -174,7 +174,7 @@ class Engine(ABC):
 
         of_leaves.__name__ = function.__name__
         options = dict(self._work.compiler_options)
-        return jax.jit(of_leaves, out_shardings=self._whole_everywhere, compiler_options=options)
+        return jax.jit(of_leaves, out_shardings=self._replicated, compiler_options=options)
 
     def _merge(self, leaves: list[jax.Array]) -> TrainStateNNX:
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
@@ -186,7 +186,7 @@ def flat(state: TrainStateNNX) -> list[jax.Array]:
 
 
 def hash_of(lowered: Mapping[str, jax.stages.Lowered]) -> str:
-    """Returns a hash of programs that changes with any operation, and with no line number."""
+    """Returns a hash of programs that depends on their operations, not on line numbers."""
     digest = hashlib.sha256()
     for _, program in sorted(lowered.items()):
         digest.update(program.as_text().encode())

@@ -1,4 +1,4 @@
-"""Compiler options, and compiled programs as bytes with what they were compiled from."""
+"""Compiler options; serialized programs and the provenance that they are checked against."""
 
 import pickle
 from collections.abc import Iterable, Mapping
@@ -14,24 +14,24 @@ from nnxtrain.errors import ConfigError
 
 FORMAT = 2
 
-# keys of the configuration, and beginnings of keys, that the programs of a step depend on
+# config keys, and prefixes of keys, that the programs of a step depend on
 SECTIONS = ("seed", "steps", "model.", "batch.", "loss.", "optimizer.", "schedule.", "mesh.", "remat.", "engine.")
 COMPILED_FROM = (*SECTIONS, "debug.on_nonfinite", "debug.nonfinite_limit", "debug.spike_", "aot.compiler_options")
 
-
-FOREIGN = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")  # not a file's fault
+# errors of the runtime, not of the file
+RUNTIME_ERRORS = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE_EXCEEDED")
 
 
 def check_options(options: Mapping[str, str | bool], devices: Iterable[jax.Device], *, key: str) -> None:
-    """Compiles a trivial program with `options`; returns if the compiler of `devices` knows all of them.
+    """Checks `options` by compiling a trivial program with them.
 
     Args:
-        options: of the compiler, by name.
-        devices: that programs are compiled for, some of them of this process.
-        key: of the configuration that holds the options.
+        options: compiler options by name.
+        devices: to compile for, at least one of them of this process.
+        key: config key of the options, for the message.
 
     Raises:
-        ConfigError: the compiler does not know an option, or the option does not take the value.
+        ConfigError: the compiler does not know an option, or does not accept its value.
     """
     own = next(device for device in devices if device.process_index == jax.process_index())
     where = NamedSharding(Mesh([own], "device"), PartitionSpec())
@@ -46,56 +46,56 @@ def check_options(options: Mapping[str, str | bool], devices: Iterable[jax.Devic
 
 
 class Executables(NamedTuple):
-    """Programs by name, ready to run, and the hash of all of them as they were lowered."""
+    """Compiled programs by name, and the hash of their lowered forms."""
 
     programs: Mapping[str, jax.stages.Compiled]
     hlo_hash: str
 
 
-def serialize_executables(found: Executables, *, marks: Mapping[str, str]) -> bytes:
+def serialize_executables(found: Executables, *, provenance: Mapping[str, str]) -> bytes:
     """Returns programs as bytes.
 
     Args:
         found: the programs.
-        marks: what they were compiled from, by name.
+        provenance: name → value of everything that they were compiled from.
     """
     programs = {name: serialize(one) for name, one in found.programs.items()}
-    return pickle.dumps({"format": FORMAT, "marks": dict(marks), "hlo_hash": found.hlo_hash, "programs": programs})
+    return pickle.dumps({"format": FORMAT, "marks": dict(provenance), "hlo_hash": found.hlo_hash, "programs": programs})
 
 
-def load_executables(file: Path, *, marks: Mapping[str, str], devices: list[jax.Device], key: str) -> Executables:
-    """Returns the programs of a file that `serialize_executables` made. It is a pickle: load only your own.
+def load_executables(file: Path, *, provenance: Mapping[str, str], devices: list[jax.Device], key: str) -> Executables:
+    """Returns the programs that `serialize_executables` wrote to a file. It is a pickle: load only files you trust.
 
     Args:
-        file: of the programs.
-        marks: of the programs that are wanted.
+        file: to read.
+        provenance: that the programs must have.
         devices: to run on.
-        key: of the configuration that names the file.
+        key: config key that names the file, for the message.
 
     Raises:
-        ConfigError: there are no programs, or they were compiled from something else; names what differs first.
+        ConfigError: the file contains no programs, or their provenance differs; names the first difference.
     """
     what = f"{key}={file}"
     try:
         raw = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise ConfigError(f"{what}: no compiled programs are there: {error.strerror}") from error
+        raise ConfigError(f"{what}: not a file of compiled programs: {error.strerror}") from error
     try:
         found = pickle.loads(raw)
         form, saved, programs = found["format"], found["marks"], found["programs"]
-    except Exception as error:  # a damaged pickle, or what is no pickle, raises anything
-        raise ConfigError(f"{what}: no compiled programs are there: {_line(error)}") from error
+    except Exception as error:  # unpickling damaged or foreign bytes can raise anything
+        raise ConfigError(f"{what}: not a file of compiled programs: {_line(error)}") from error
     if form != FORMAT:
-        raise ConfigError(f"{what} is of format {form}; this version reads {FORMAT}")
-    for name in [*marks, *(saved.keys() - marks.keys())]:
-        if saved.get(name) != marks.get(name):
-            there, here = saved.get(name), marks.get(name)
-            raise ConfigError(f"{what} was compiled with {name}={there}, and here it is {here}; compile it again")
+        raise ConfigError(f"{what} has format {form}; this version reads format {FORMAT}")
+    for name in [*provenance, *(saved.keys() - provenance.keys())]:
+        before, now = saved.get(name), provenance.get(name)
+        if before != now:
+            raise ConfigError(f"{what} was compiled with {name}={before}, which is {now} now; compile it again")
     try:
         loaded = {name: _loaded(one, devices) for name, one in programs.items()}
         return Executables(loaded, found["hlo_hash"])
-    except Exception as error:  # so do damaged programs
-        if _line(error).startswith(FOREIGN):
+    except Exception as error:  # damaged programs can raise anything, too
+        if _line(error).startswith(RUNTIME_ERRORS):
             raise
         raise ConfigError(f"{what} cannot be loaded here: {_line(error)}; compile it again") from error
 

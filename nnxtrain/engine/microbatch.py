@@ -1,4 +1,4 @@
-"""What passes between a host that drives microbatches and the engine: what may come, and what is given back."""
+"""Microbatches of a split engine: checks of what it is given, and the handle that it returns."""
 
 from typing import NamedTuple
 
@@ -9,14 +9,14 @@ from nnxtrain.types import Batch
 
 
 class EngineUseError(RuntimeError):
-    """A call that this engine cannot follow, at this moment or with this microbatch."""
+    """A call that is invalid in the current state of the engine, or a microbatch that does not fit it."""
 
 
 class Handle(NamedTuple):
-    """A microbatch on its way.
+    """A microbatch in flight.
 
     Attributes:
-        number: of microbatches before it in the sums.
+        number: index in the step, from 0.
         sums: on device, metric name → (sum, count) of this microbatch alone.
     """
 
@@ -31,19 +31,19 @@ class Handle(NamedTuple):
 
 def without_first(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """Returns the spec of one microbatch of a leaf `[m b ...]`."""
-    place = leaf.sharding.update(spec=jax.sharding.PartitionSpec(*leaf.sharding.spec[1:]))
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=place)
+    sharding = leaf.sharding.update(spec=jax.sharding.PartitionSpec(*leaf.sharding.spec[1:]))
+    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding)
 
 
 def difference(microbatch: Batch, wanted: dict[str, jax.ShapeDtypeStruct]) -> str | None:
-    """Returns how a microbatch differs from what was compiled for, or None."""
+    """Returns how a microbatch differs from the compiled shapes and shardings, or None."""
     if microbatch.keys() != wanted.keys():
-        return f"the microbatch has {', '.join(sorted(microbatch))}; wanted are {', '.join(sorted(wanted))}"
+        return f"the microbatch has the keys {', '.join(sorted(microbatch))}; expected {', '.join(sorted(wanted))}"
     for name, leaf in wanted.items():
         found = microbatch[name]
         if not isinstance(found, jax.Array | np.ndarray) or found.shape != leaf.shape or found.dtype != leaf.dtype:
             shape = f"{found.dtype}{list(found.shape)}" if hasattr(found, "dtype") else f"a {type(found).__name__}"
-            return f"{name} is {shape}, wanted {leaf.dtype}{list(leaf.shape)}"
+            return f"{name} is {shape}, expected {leaf.dtype}{list(leaf.shape)}"
         if isinstance(found, jax.Array) and not found.sharding.is_equivalent_to(leaf.sharding, found.ndim):
-            return f"{name} lies on {found.sharding}, wanted {leaf.sharding}"
+            return f"{name} has sharding {found.sharding}, expected {leaf.sharding}"
     return None

@@ -12,7 +12,7 @@ from nnxtrain.build.program import Program
 from nnxtrain.config.record import as_mapping
 from nnxtrain.data.batches import Position
 from nnxtrain.host.environment import environment
-from nnxtrain.sharding.audit import parts_of
+from nnxtrain.sharding.audit import shards_of
 
 
 def parameter_count(program: Program) -> int:
@@ -44,7 +44,7 @@ def first_lines(data: Data, *, parameters: int) -> list[str]:
         lines.append(f"         the data ends before steps={config.steps:,} (data.epochs={config.data.epochs})")
     if config.debug.show_sharding:
         weights = nnx.state(program.abstract_state().model, nnx.Param)
-        lines += [f"holds    {part}" for part in parts_of(weights)]
+        lines += [f"holds    {part}" for part in shards_of(weights)]
     return lines
 
 

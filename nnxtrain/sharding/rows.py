@@ -1,4 +1,4 @@
-"""Rows of a batch on the devices of all processes."""
+"""Rows of a batch → devices of all processes."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -15,30 +15,30 @@ from nnxtrain.types import Batch
 def rows_sharding(layout: MeshLayout, *, row_axis: int, tokens: bool) -> NamedSharding:
     """Returns the sharding of batch leaves whose axis `row_axis` counts rows, and the next one `tokens`."""
     rows, sequence = layout.axes(BATCH) or None, layout.axes(SEQUENCE) or None
-    is_cut = tokens and sequence is not None
-    return NamedSharding(layout.mesh, PartitionSpec(*[None] * row_axis, rows, *[sequence] * is_cut))
+    is_sharded = tokens and sequence is not None
+    return NamedSharding(layout.mesh, PartitionSpec(*[None] * row_axis, rows, *[sequence] * is_sharded))
 
 
 def own_rows(layout: MeshLayout, count: int) -> list[int]:
-    """Returns which of `count` rows the devices of this process work on, rising."""
+    """Returns which of `count` rows the devices of this process work on, ascending."""
     places = rows_sharding(layout, row_axis=0, tokens=False).addressable_devices_indices_map((count,))
-    return sorted({row for cut in places.values() if cut is not None for row in range(*cut[0].indices(count))})
+    return sorted({row for index in places.values() if index is not None for row in range(*index[0].indices(count))})
 
 
 def put_rows(batch: Batch, layout: MeshLayout, own: Sequence[int], *, rows: int, row_axis: int) -> Batch:
-    """Brings a batch to the devices of all processes.
+    """Returns a batch as global arrays on the devices of all processes.
 
     Args:
         batch: numpy arrays of this process's rows alone.
         layout: of the devices.
-        own: numbers of these rows, rising.
+        own: numbers of these rows, ascending.
         rows: of all processes.
         row_axis: which axis counts rows.
     """
 
     def put(name: str, leaf: np.ndarray) -> jax.Array:
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None  # of a device of another process, which is not asked for
+            assert index is not None  # None only for devices of other processes, which need no data
             first, end, _ = index[row_axis].indices(rows)
             here = slice(bisect_left(own, first), bisect_left(own, end))
             return leaf[(*index[:row_axis], here, *index[row_axis + 1 :])]

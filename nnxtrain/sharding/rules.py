@@ -1,4 +1,4 @@
-"""Which mesh axes cut which dimension: one table for weights, optimizer state and activations."""
+"""Which mesh axes shard which dimension: one table for weights, optimizer state and activations."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +11,7 @@ from nnxtrain.config.mesh import BATCH_AXES, CONTEXT_AXES, OPTIMIZER, parsed
 
 Table = Mapping[str, tuple[str, ...]]
 
-# A mesh axis cuts one dimension of an array, the first that asks for it; one that does not divide stays whole.
+# A mesh axis shards one dimension of an array, the first that lists it, if its size is divisible.
 RULES: Table = {
     BATCH: BATCH_AXES,
     SEQUENCE: CONTEXT_AXES,
@@ -28,7 +28,7 @@ RULES: Table = {
 
 
 def tables(rules: Iterable[str]) -> tuple[Table, Table]:
-    """Returns the tables of weights and activations, and of optimizer state, with `mesh.rules` put into them."""
+    """Returns the tables of weights and activations, and of optimizer state, with `mesh.rules` applied."""
     pairs = dict(map(parsed, rules))
     own = {name: axes for name, axes in pairs.items() if not name.startswith(OPTIMIZER)}
     optimizer = {name.removeprefix(OPTIMIZER): axes for name, axes in pairs.items() if name.startswith(OPTIMIZER)}
@@ -43,23 +43,23 @@ def spec_of(
     mesh: Mapping[str, int],
     without: Collection[str] = (),
 ) -> PartitionSpec:
-    """Returns how an array lies on the mesh.
+    """Returns the `PartitionSpec` of an array.
 
     Args:
         shape: of the array.
         axes: logical names of its dimensions.
         table: logical axis → mesh axes.
         mesh: devices along each mesh axis.
-        without: mesh axes that cut nothing here.
+        without: mesh axes not to use.
     """
     used = set(without)
     entries: list[Any] = []
     for size, axis in zip(shape, axes, strict=True):
-        cutting = [name for name in table[axis] if name not in used and mesh[name] > 1]
-        while size % math.prod(mesh[name] for name in cutting):
-            cutting.pop()
-        used.update(cutting)
-        entries.append(tuple(cutting) if len(cutting) > 1 else cutting[0] if cutting else None)
+        chosen = [name for name in table[axis] if name not in used and mesh[name] > 1]
+        while size % math.prod(mesh[name] for name in chosen):
+            chosen.pop()
+        used.update(chosen)
+        entries.append(tuple(chosen) if len(chosen) > 1 else chosen[0] if chosen else None)
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)

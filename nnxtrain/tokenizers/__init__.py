@@ -1,1 +1,1 @@
-"""Text to ids and back."""
+"""Tokenizers: text ↔ ids."""

@@ -1,4 +1,4 @@
-"""One id a byte: no vocabulary file, no training, every text."""
+"""Byte-level tokenizer: one id per byte, no vocabulary file, no training."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from nnxtrain.config.data import DataConfig
 
 
 def byte(config: DataConfig) -> "ByteTokenizer":
-    """Returns the tokenizer; no key changes it."""
+    """Returns the tokenizer, which depends on no key."""
     return ByteTokenizer()
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are the bytes of UTF-8 text; three more mark begin, end and padding."""
+    """Ids 0 to 255 are the bytes of UTF-8 text; three more are bos, eos and padding."""
 
     size = 259
     bos = 256
@@ -23,12 +23,12 @@ class ByteTokenizer:
     token_bytes = np.repeat(np.array([1, 0], np.int32), [256, 3])
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns one id a byte, `[n]` uint16, without bos and eos; half a surrogate pair becomes a question mark."""
+        """Returns one id per byte, `[n]` uint16, without bos and eos; a lone surrogate becomes a question mark."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of `ids`; marks are left out, bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text of `ids`; special tokens are left out, bytes that are not UTF-8 become U+FFFD."""
         return bytes(int(token) for token in ids if token < 256).decode("utf-8", errors="replace")
 
     def save(self, folder: Path) -> None:
-        """Writes nothing: the tokenizer is its code alone."""
+        """Writes nothing: the tokenizer has no files."""

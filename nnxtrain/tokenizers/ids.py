@@ -1,4 +1,4 @@
-"""Ids as the numbers they are, for tokens that stand for no text."""
+"""Ids as decimal numbers, for tokens without text."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class IdTokenizer:
-    """Reads and writes ids as numbers between spaces; there are no marks for begin and end."""
+    """Encodes and decodes ids as numbers separated by spaces; there is no bos and no eos."""
 
     bos = -1
     eos = -1
@@ -18,7 +18,7 @@ class IdTokenizer:
         self.token_bytes = np.zeros(size, np.int32)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the numbers in `text` that are ids, `[n]`; id 0 where there is none."""
+        """Returns the numbers in `text` that are ids, `[n]`; id 0 if there are none."""
         ids = [int(number) for number in re.findall(r"\d{1,9}", text) if int(number) < self.size]
         return np.array(ids or [0], np.int32)
 
@@ -27,4 +27,4 @@ class IdTokenizer:
         return " ".join(str(int(token)) for token in ids)
 
     def save(self, folder: Path) -> None:
-        """Writes nothing: the tokenizer is its size alone."""
+        """Writes nothing: the tokenizer has no files."""

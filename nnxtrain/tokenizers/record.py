@@ -1,4 +1,4 @@
-"""The copy of its tokenizer that a run keeps."""
+"""The tokenizer in a run directory."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ RECORD = "tokenizer.json"
 
 
 def keep_tokenizer(tokenizer: Tokenizer, run: Path, *, name: str) -> None:
-    """Writes `tokenizer/` of a run directory: name, size and fingerprint, and the files that the tokenizer needs.
+    """Writes `tokenizer/` of a run directory: name, size, fingerprint, and the files that the tokenizer needs.
 
     Args:
         tokenizer: of the run.
         run: its directory.
-        name: what the configuration calls the tokenizer, or the source that brings it.
+        name: of the tokenizer in the configuration, or of the source that has its own.
     """
     folder = run / "tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
-    marks = {"bos": tokenizer.bos, "eos": tokenizer.eos}
+    special = {"bos": tokenizer.bos, "eos": tokenizer.eos}
     record = {"name": name, "size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
-    write_json(folder / RECORD, record | {mark: None if token < 0 else token for mark, token in marks.items()})
+    write_json(folder / RECORD, record | {name: None if token < 0 else token for name, token in special.items()})

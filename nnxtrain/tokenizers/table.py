@@ -1,4 +1,4 @@
-"""Name → tokenizer; a new tokenizer is one file and one line here."""
+"""Tokenizers by name; a new one is one file and one line here."""
 
 from nnxtrain.tokenizers.byte import byte
 from nnxtrain.types import MakeTokenizer

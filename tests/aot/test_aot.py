@@ -173,7 +173,7 @@ def test_a_kernel_of_unknown_flops_is_named(capsys):
         (("aot.topology=cpu:2", f"aot.dump_hlo={TINY}"), "is a file"),
         (("aot.topology=v5:4x4",), "did you mean v5"),
         (("aot.topology=cpu:many",), "is not one of"),
-        (("aot.topology=cpu:4", "mesh.fsdp=8"), "a multiple of 8 devices and 4 cpu devices are here"),
+        (("aot.topology=cpu:4", "mesh.fsdp=8"), "a multiple of 8 devices, got 4 cpu devices"),
         (("aot.topology=cpu:4", "aot.sweep=remat.policy"), "must be KEY=VALUE,VALUE"),
         (("aot.topology=cpu:4", "aot.compiler_options=fast"), "must be NAME=VALUE"),
         ((*SMALL, "aot.topology=cpu:4", "aot.compiler_options=fast=1"), "No such compile option: 'fast'"),
@@ -253,7 +253,7 @@ def test_a_saved_program_is_what_trains(saved, tmp_path, capsys):
     assert {summary["hlo_hash"] for summary in summaries} == {report["hlo_hash"]}
     capsys.readouterr()
     assert guarded(train, [*words, "run_name=other", f"aot.load={file}", "optimizer.learning_rate=2e-3"]) == 2
-    assert "optimizer.learning_rate=0.001, and here it is 0.002" in capsys.readouterr().err
+    assert "optimizer.learning_rate=0.001, which is 0.002 now" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 
@@ -267,17 +267,17 @@ def test_a_saved_program_of_something_else_is_refused(saved, tmp_path, capsys):
     corpus = tmp_path / "a.txt"
     corpus.write_text("text " * 400)
     assert guarded(train, [*words, "data.source=text", f"data.path={corpus}", f"data.cache_dir={tmp_path}"]) == 2
-    assert "holds another step" in capsys.readouterr().err
+    assert "contains a different step" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()
 
 
 def test_what_holds_no_program_is_refused(tmp_path, capsys):
     """A damaged file, one of something else, none at all, or a folder."""
-    (tmp_path / "short").write_bytes(serialize_executables(Executables({}, ""), marks={})[:-5])
+    (tmp_path / "short").write_bytes(serialize_executables(Executables({}, ""), provenance={})[:-5])
     (tmp_path / "noise").write_bytes(b"\x80\xff")
     for name in ("short", "noise", "nothing", "."):
         assert guarded(train, [*SAVED, f"output_dir={tmp_path}", f"aot.load={tmp_path / name}"]) == 2
-        assert "no compiled programs are there" in capsys.readouterr().err
+        assert "not a file of compiled programs" in capsys.readouterr().err
 
 
 def test_training_compiles_with_the_options_of_the_compiler(tmp_path, capsys):

@@ -8,18 +8,20 @@ from nnxtrain.build.program import make_program
 from nnxtrain.build.registry import BUILT_IN, Registry
 from nnxtrain.build.tokenizer import make_tokenizer, tokenizer_name
 from nnxtrain.config.load import load
-from nnxtrain.data.sources.table import DATASETS, SOURCE_TOKENIZERS
+from nnxtrain.data.sources.synthetic import synthetic
+from nnxtrain.data.sources.table import DATASETS
 from nnxtrain.errors import ConfigError
 from nnxtrain.tokenizers.byte import ByteTokenizer
 from nnxtrain.tokenizers.ids import IdTokenizer
 from nnxtrain.tokenizers.table import TOKENIZERS
+from nnxtrain.types import SourceWithTokenizer
 from tests.support import TINY, tiny
 
 MINE = Registry(
-    datasets=DATASETS | {"dna": DATASETS["synthetic"]},
+    datasets=DATASETS | {"dna": synthetic},
     tokenizers=TOKENIZERS | {"letters": lambda config: IdTokenizer(30)},
 )
-OWN = MINE._replace(source_tokenizers=SOURCE_TOKENIZERS | {"dna": lambda config, vocab: IdTokenizer(4)})
+OWN = MINE._replace(datasets=DATASETS | {"dna": SourceWithTokenizer(synthetic, lambda config, vocab: IdTokenizer(4))})
 
 
 def config_of(registry: Registry, *words: str):
@@ -70,7 +72,7 @@ def test_a_name_that_is_no_tokenizer_is_refused_with_those_from_outside():
         config_of(MINE, "data.tokenizer=leters")
 
 
-def test_the_name_is_that_of_whoever_brings_the_tokenizer():
+def test_the_name_is_that_of_the_source_with_its_own_tokenizer_or_the_key():
     """The record in the run directory would name a tokenizer that was not used."""
     assert tokenizer_name(tiny(), BUILT_IN) == "synthetic"
     assert tokenizer_name(replace(tiny(), data=replace(tiny().data, source="stdlib")), BUILT_IN) == "byte"

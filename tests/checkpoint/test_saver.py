@@ -270,7 +270,9 @@ def test_init_from_refuses_weights_of_another_shape_unless_they_are_left_out(tmp
     with closing(open_store(tmp_path / "checkpoints")) as store:
         save(store, 5, small_state(size=4))
         store.wait()
-        with pytest.raises(CheckpointError, match=r"kernel: float32\[4, 2\] in the checkpoint, wanted float32\[3, 2\]"):
+        with pytest.raises(
+            CheckpointError, match=r"kernel: float32\[4, 2\] in the checkpoint, expected float32\[3, 2\]"
+        ):
             load_weights(store, small_state(), CheckpointConfig(), wanted=WANTED)
         without = CheckpointConfig(init_exclude=("kernel",))
         assert load_weights(store, small_state(), without, wanted=WANTED) == 5

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from nnxtrain.checkpoint.stacking import in_layout_of, period_of, scanned, unrolled
-from nnxtrain.checkpoint.stages import stage_of, whole_of
+from nnxtrain.checkpoint.stages import model_tree, stage_tree
 from nnxtrain.checkpoint.tree import flat
 from nnxtrain.models.decoder import Decoder
 from nnxtrain.nn.dropout import RowDropout
@@ -41,10 +41,10 @@ def test_any_tree_is_cut_and_put_together_bit_for_bit(seed):
         own = {path: leaf for path, leaf in apart.items() if "attention" not in path or first <= index_of(path) < end}
         own = {renumbered(path, first) if "attention" in path else path: leaf for path, leaf in own.items()}
         like = scanned(own, np.stack, period=min(end - first, max(period_of(tree), 1))) if seed % 2 else own
-        stage = stage_of(tree, like, first=first, take=take, join=np.stack)
+        stage = stage_tree(tree, like, first=first, take=take, join=np.stack)
         assert_trees_equal(stage, dict(like))
         stages.append((first, stage))
-    assert_trees_equal(whole_of(stages, tree, take=take, join=np.stack), tree)
+    assert_trees_equal(model_tree(stages, tree, take=take, join=np.stack), tree)
 
 
 def index_of(path) -> int:
@@ -92,9 +92,9 @@ def test_stages_in_turn_are_the_model(words, bounds):
     trees = [flat_model(one) for one in states]
     whole_tree = flat(state, "model")
     for span, tree in zip(spans, trees, strict=True):
-        assert_trees_equal(stage_of(whole_tree, tree, first=span.start, take=take, join=jax.numpy.stack), tree)
+        assert_trees_equal(stage_tree(whole_tree, tree, first=span.start, take=take, join=jax.numpy.stack), tree)
     parts = [(span.start, tree) for span, tree in zip(spans, trees, strict=True)]
-    assert_trees_equal(whole_of(parts, whole_tree, take=take, join=jax.numpy.stack), whole_tree)
+    assert_trees_equal(model_tree(parts, whole_tree, take=take, join=jax.numpy.stack), whole_tree)
 
 
 def flat_model(state):
@@ -116,7 +116,7 @@ def test_a_stage_has_the_moments_of_its_layers():
         )
         parts.append((span.start, flat(state, "optimizer")))
     assert parts[0][1].keys() != parts[1][1].keys()
-    found = whole_of(parts, wanted, take=cut, join=stacked)
+    found = model_tree(parts, wanted, take=cut, join=stacked)
     assert {path: leaf.shape for path, leaf in found.items()} == {path: leaf.shape for path, leaf in wanted.items()}
     assert in_layout_of(wanted, found, take=cut, join=stacked) is found
 

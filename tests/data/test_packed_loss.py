@@ -6,8 +6,8 @@ import pytest
 
 from nnxtrain.data.corpus import Corpus
 from nnxtrain.data.packing import PackedRows
-from nnxtrain.nn.attention import ATTENTIONS
 from nnxtrain.nn.dropout import KeepAll
+from nnxtrain.nn.kernels import ATTENTIONS
 from tests.support import tiny_program
 
 SEQUENCE = 32

@@ -147,7 +147,7 @@ def test_the_real_standard_library_is_split_by_files():
     """About one file in twenty; the sizes differ from one Python to the next."""
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [file.relative_to(root).as_posix() for file in root.rglob("*.py")]
-    shares = np.array([stdlib.share_of(name) for name in names])
+    shares = np.array([stdlib.unit_hash(name) for name in names])
     assert 0 <= shares.min() <= shares.max() < 1
     assert 0.02 < (shares < 0.05).mean() < 0.08
 

@@ -265,10 +265,9 @@ def test_an_order_that_a_stream_does_not_have_is_refused_before_anything_is_writ
 
 def test_several_processes_cannot_share_a_stream():
     """Each would read all of its rows, and train on them as many times (B51)."""
-    program = make_program(
-        load(TINY, ["data.source=streamed", "data.shuffle=false", "model.vocab=259"], extra=REGISTRY.names())
-    )
+    words = ["data.source=streamed", "data.shuffle=false", "model.vocab=259"]
+    program = make_program(load(TINY, words, extra=REGISTRY.names()), registry=REGISTRY)
     devices = [SimpleNamespace(process_index=number) for number in range(2)]
-    program = dataclasses.replace(program, mesh=SimpleNamespace(devices=np.array(devices)), registry=REGISTRY)
+    program = dataclasses.replace(program, mesh=SimpleNamespace(devices=np.array(devices)))
     with pytest.raises(ConfigError, match=r"distributed\.processes.*one process"):
         open_data(program)

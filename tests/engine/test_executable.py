@@ -13,13 +13,13 @@ def file(tmp_path):
     """Returns a file of one small program."""
     program = jax.jit(lambda x: x + 1).lower(1.0).compile()
     path = tmp_path / "step.aot"
-    path.write_bytes(serialize_executables(Executables({"step": program}, "hash"), marks={"a": "1"}))
+    path.write_bytes(serialize_executables(Executables({"step": program}, "hash"), provenance={"a": "1"}))
     return path
 
 
 def load(path):
     """Loads the programs of a file for the first device."""
-    return load_executables(path, marks={"a": "1"}, devices=jax.devices()[:1], key="aot.load")
+    return load_executables(path, provenance={"a": "1"}, devices=jax.devices()[:1], key="aot.load")
 
 
 def test_a_device_without_room_is_not_the_fault_of_the_file(file, monkeypatch):
@@ -43,7 +43,7 @@ def test_a_device_without_room_is_not_the_fault_of_the_file(file, monkeypatch):
 @pytest.mark.parametrize("name", ["nothing", ".", "step.aot/more"])
 def test_a_path_without_a_file_is_the_fault_of_the_key(file, name):
     """Nothing there, a folder, or a file on the way."""
-    with pytest.raises(ConfigError, match="no compiled programs are there: "):
+    with pytest.raises(ConfigError, match="not a file of compiled programs: "):
         load(file.parent / name)
 
 

@@ -116,15 +116,15 @@ def test_sums_and_state_are_donated(engine):
 
 
 def test_what_cannot_be_done_is_said(engine):
-    """A no_wrap update would divide by nothing; a new shape would compile for minutes in the middle of a run (B47)."""
+    """An empty update would divide by nothing; a new shape would compile for minutes in the middle of a run (B47)."""
     engine, microbatches = engine
     with pytest.raises(EngineUseError, match="no update yet"):
         engine.metrics()
     with pytest.raises(EngineUseError, match="nothing is accumulated"):
         engine.update()
-    with pytest.raises(EngineUseError, match=r"inputs is int32\[1, 32\], wanted int32\[2, 32\]"):
+    with pytest.raises(EngineUseError, match=r"inputs is int32\[1, 32\], expected int32\[2, 32\]"):
         engine.fwd_bwd({name: leaf[:1] for name, leaf in microbatches[0].items()})
-    with pytest.raises(EngineUseError, match="wanted are"):
+    with pytest.raises(EngineUseError, match="; expected "):
         engine.fwd_bwd({"inputs": microbatches[0]["inputs"]})
     assert engine.microbatches == 0
     engine.fwd_bwd(microbatches[0])
@@ -149,7 +149,7 @@ def test_a_microbatch_that_is_no_array_or_lies_elsewhere_is_refused():
     microbatch = {name: leaf[0] for name, leaf in batch.items()}
     with pytest.raises(EngineUseError, match="inputs is a list"):
         engine.fwd_bwd(microbatch | {"inputs": [[1]]})
-    with pytest.raises(EngineUseError, match="inputs lies on"):
+    with pytest.raises(EngineUseError, match="inputs has sharding"):
         engine.fwd_bwd(microbatch | {"inputs": jax.device_put(microbatch["inputs"], jax.devices()[0])})
     assert engine.fwd_bwd(microbatch).number == 0
 
@@ -212,7 +212,7 @@ def test_an_accumulation_window_goes_on_where_it_was_saved(engine, tmp_path):
     assert_trees_equal(weights(other.state()), weights(engine.state()))
     deeper = tiny_program(*SPLIT, "model.layers=3").new_engine()
     deeper.use(engine._compiled, tiny_program(*SPLIT).batch_spec(), hlo_hash="")
-    with pytest.raises(CheckpointError, match="is of another state"):
+    with pytest.raises(CheckpointError, match="contains another state"):
         deeper.restore(tmp_path / "window")
     with pytest.raises(CheckpointError, match="cannot be read"):
         deeper.restore(tmp_path / "nowhere")
@@ -226,7 +226,7 @@ def test_each_program_is_compiled_once():
     engine.initialise()
     for seed in range(6):
         engine.step(put(program, random_batch(seed=seed, accum_steps=4)))
-        assert len(engine._flight) <= 1
+        assert len(engine._in_flight) <= 1
     assert sorted(engine.programs) == ["fwd_bwd", "update"]
     assert compiles.repeats(engine.programs) == 0
 

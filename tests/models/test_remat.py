@@ -195,7 +195,7 @@ def test_custom_saves_offloads_and_recomputes_what_it_names():
 def test_offloading_is_refused_before_the_compile_where_nothing_can():
     """The compiler of the CPU drops such moves; a run that asks for them and gets none was misled."""
     program = tiny_program("remat.policy=qkv_offload")
-    with pytest.raises(ConfigError, match=r"remat.policy=qkv_offload moves queries, keys, values .* platform cpu"):
+    with pytest.raises(ConfigError, match=r"remat.policy=qkv_offload offloads queries, keys, values .* platform cpu"):
         program.make_engine()
 
 

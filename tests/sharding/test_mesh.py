@@ -51,8 +51,8 @@ def test_the_last_axis_joins_neighbours():
 @pytest.mark.parametrize(
     ("words", "says", "fits"),
     [
-        (("mesh.data=16",), "mesh.data=16 needs 16 devices and 8 cpu devices are here", "mesh.data=8"),
-        (("mesh.fsdp=3",), "mesh.fsdp=3 needs a multiple of 3 devices and 8", "mesh.fsdp=4"),
+        (("mesh.data=16",), "mesh.data=16 needs 16 devices, got 8 cpu devices", "mesh.data=8"),
+        (("mesh.fsdp=3",), "mesh.fsdp=3 needs a multiple of 3 devices, got 8", "mesh.fsdp=4"),
         (("mesh.fsdp=5", "mesh.tensor=2"), "needs a multiple of 10 devices", "mesh.fsdp=4 mesh.tensor=2"),
         (("mesh.fsdp=6", "mesh.tensor=4", "mesh.data=1"), "needs 24 devices", "mesh.fsdp=2 mesh.tensor=4"),
     ],
@@ -91,7 +91,7 @@ def test_the_data_axis_goes_across_slices(monkeypatch, slices, processes):
 
 def test_slices_that_are_not_there_are_refused():
     """Both numbers are in the message."""
-    with pytest.raises(ConfigError, match=r"mesh\.slices=2: the devices are of 1 slice\(s\) and 1 process\(es\)"):
+    with pytest.raises(ConfigError, match=r"mesh\.slices=2: the devices belong to 1 slice\(s\) and 1 process\(es\)"):
         mesh_of("mesh.slices=2")
 
 
@@ -104,7 +104,7 @@ def test_no_process_is_left_without_devices():
 @pytest.mark.parametrize(
     ("platform", "text", "said"),
     [
-        ("gpu", "", "debug.platform=gpu: no such device is here"),
+        ("gpu", "", "debug.platform=gpu: there is no such device"),
         ("gpu", "Backend 'cuda' is not in the list of known backends: ['cpu']", "debug.platform=gpu: Backend"),
         ("tpu", "NOT_FOUND: TPU initialization failed: No jellyfish device found.\nmore", "debug.platform=tpu: NOT"),
         ("auto", "Backend 'x' is not in the list of known backends: ['cpu']", "JAX_PLATFORMS=cpu: Backend"),

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from nnxtrain import axes
 from nnxtrain.config.mesh import AXES, LOGICAL
 from nnxtrain.errors import ConfigError
-from nnxtrain.sharding.audit import parts_of
+from nnxtrain.sharding.audit import shards_of
 from nnxtrain.sharding.layout import MeshLayout
 from nnxtrain.sharding.rules import RULES, spec_of, tables
 from tests.support import tiny, tiny_program
@@ -81,8 +81,8 @@ class Bare(nnx.Module):
         self.optimizer = nnx.Dict(count=nnx.Variable(jnp.zeros(())), rows=factors, mu=same, other=other)
 
 
-def test_optimizer_state_lies_like_the_parameter_of_its_path_and_shape():
-    """Moments that lie whole need the memory that sharding was to save; factors must not be cut as a matrix is."""
+def test_optimizer_state_is_sharded_like_the_parameter_of_its_path_and_shape():
+    """Replicated moments need the memory that sharding should save; factors must not be sharded as a matrix is."""
     layout = MeshLayout(AbstractMesh(tuple(SIZES.values()), AXES), ("optimizer.embed=data+fsdp",))
     state = layout.state(nnx.state(nnx.eval_shape(Bare)))
     specs = {"/".join(map(str, path)): leaf.sharding.spec for path, leaf in nnx.to_flat_state(state)}
@@ -96,25 +96,26 @@ def test_optimizer_state_lies_like_the_parameter_of_its_path_and_shape():
 
 
 @pytest.mark.parametrize("words", [("mesh.tensor=8",), ("mesh.fsdp=8", "model.embed=36", "model.heads=2")])
-def test_weights_that_lie_whole_by_accident_are_refused(words):
-    """Eight devices that each hold and compute the same are an expensive one (B10)."""
+def test_weights_that_are_replicated_by_accident_are_refused(words):
+    """Eight devices that store and compute the same are an expensive single one (B10)."""
     with pytest.raises(ConfigError) as error:
         tiny_program(*words, devices=8)
     lines = str(error.value).splitlines()
     assert lines[0].startswith("mesh.replication_tolerance=0.02: ")
-    assert any("stack/layer/attention/q/kernel" in line and "whole" in line for line in lines)
+    assert "% of the weights are replicated more than" in lines[0]
+    assert any("stack/layer/attention/q/kernel" in line and "replicated" in line for line in lines)
     tiny_program(*words, "mesh.replication_tolerance=1", devices=8)
 
 
 def test_fewer_keys_than_devices_are_no_accident():
     """Two kv_heads over four devices: each computes those of its group."""
-    parts = parts_of(nnx.state(tiny_program("mesh.tensor=4", devices=8).abstract_state().model))
-    specs = {part.path: part.spec for part in parts}
+    shards = shards_of(nnx.state(tiny_program("mesh.tensor=4", devices=8).abstract_state().model))
+    specs = {shard.path: shard.spec for shard in shards}
     assert specs["stack/layer/attention/k/kernel"] == PartitionSpec()
     assert specs["stack/layer/attention/q/kernel"] == PartitionSpec(None, None, "tensor")
 
 
-def test_a_vocabulary_that_does_not_divide_is_cut_all_the_same():
+def test_a_vocabulary_that_does_not_divide_is_padded_and_sharded():
     """250 ids are 256 rows (B10)."""
     program = tiny_program("model.vocab=250", "mesh.tensor=4", devices=8)
     assert program.abstract_state().model.embedding.table.sharding.spec == PartitionSpec("tensor")

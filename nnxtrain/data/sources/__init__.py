@@ -1,4 +1,4 @@
-"""Data sources: what `data.source` names, one file each."""
+"""Data sources, selected by `data.source`; one file each."""
 
 from nnxtrain.data.sources.table import DATASETS
 

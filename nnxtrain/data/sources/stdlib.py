@@ -1,4 +1,4 @@
-"""The sources of Python's own standard library: text that every machine has."""
+"""The source code of Python's standard library: text that every machine has."""
 
 import hashlib
 import sysconfig
@@ -15,18 +15,18 @@ SMALLEST_BYTES = 1_000_000
 
 
 def stdlib(config: DataConfig, spec: RowSpec) -> Dataset:
-    """Reads Python's standard library; whole files are held out, by hash of their path.
+    """Reads Python's standard library; `validation_fraction` of its files are held out, by hash of their path.
 
     Raises:
-        ConfigError: the sources of this Python are not on disk.
+        ConfigError: this Python is installed without its source code.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(file for file in root.rglob("*.py") if not LEFT_OUT & set(file.relative_to(root).parts))
     size = sum(file.stat().st_size for file in files)
     if size < SMALLEST_BYTES:
-        rule = f"this Python keeps {size:,} bytes of sources in {root}"
-        raise ConfigError(f"data.source=stdlib: {rule}; give text of your own: data.source=text data.path='*.txt'")
-    held = {file for file in files if share_of(file.relative_to(root).as_posix()) < config.validation_fraction}
+        rule = f"this Python has only {size:,} bytes of source code in {root}"
+        raise ConfigError(f"data.source=stdlib: {rule}; use text of your own: data.source=text data.path='*.txt'")
+    held = {file for file in files if unit_hash(file.relative_to(root).as_posix()) < config.validation_fraction}
     corpus = tokenised([file for file in files if file not in held], config, spec.tokenizer)
     held_out = {"validation": tokenised(sorted(held), config, spec.tokenizer)} if held else {}
     return Dataset(
@@ -37,6 +37,6 @@ def stdlib(config: DataConfig, spec: RowSpec) -> Dataset:
     )
 
 
-def share_of(name: str) -> float:
-    """Returns a number in [0, 1) made from `name` alone."""
+def unit_hash(name: str) -> float:
+    """Returns a hash of `name` in [0, 1)."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32

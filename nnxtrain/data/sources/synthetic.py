@@ -1,4 +1,4 @@
-"""Tokens without a corpus: each row is a random walk over the vocabulary, a pure function of (seed, row)."""
+"""Synthetic tokens: each row is a random walk over the vocabulary, a pure function of (seed, row)."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from nnxtrain.config.data import DataConfig
 from nnxtrain.tokenizers.ids import IdTokenizer
 from nnxtrain.types import Dataset, Rows, RowSpec, Tokenizer
 
-ENDLESS = 2**31  # rows of an epoch that no run reaches the end of
+ENDLESS = 2**31  # rows of an epoch, more than any run reads
 HELD_OUT = 64
-STEPS = 4  # a token is followed by one of this many, equally likely: no model gets below ln 4 nats
+STEPS = 4  # each token has this many equally likely successors: the lowest possible loss is ln 4 nats
 
 
 def synthetic(config: DataConfig, spec: RowSpec) -> Dataset:
-    """Makes random walks; the held-out rows are drawn from another seed."""
+    """Draws random walks; the held-out rows have another seed."""
 
     def rows(stream: int, count: int) -> Rows:
         vocab = spec.tokenizer.size
@@ -22,7 +22,7 @@ def synthetic(config: DataConfig, spec: RowSpec) -> Dataset:
 
 
 def synthetic_tokenizer(config: DataConfig, vocab: int) -> Tokenizer:
-    """Returns what reads and writes any of `vocab` ids as its number."""
+    """Returns a tokenizer of `vocab` ids, written as numbers."""
     return IdTokenizer(vocab)
 
 

@@ -1,4 +1,4 @@
-"""Text files: plain or JSON lines, training files and held-out sets."""
+"""Text files, plain or JSON lines: training files and held-out sets."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def text_files(config: DataConfig) -> dict[str, list[Path]]:
     """Returns the files of `data.path` under the empty name, and those of each held-out set under its own.
 
     Raises:
-        ConfigError: a pattern names no file, or only empty ones.
+        ConfigError: a pattern matches no file, or only empty ones.
     """
     patterns: dict[str, list[str]] = {}
     for entry in config.validation_path:
@@ -39,8 +39,8 @@ def check_text(config: DataConfig) -> int:
     """Reads the start of each file; returns the number of files.
 
     Raises:
-        ConfigError: a pattern names no file, or only empty ones.
-        DataError: a file is no text, as far as it was read.
+        ConfigError: a pattern matches no file, or only empty ones.
+        DataError: the start of a file is not text.
     """
     files = {file for found in text_files(config).values() for file in found}
     for file in sorted(files):
