@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import make_parser, note, parse, run, traced
+from nnxtrain.cli.unread import unread_words
 from nnxtrain.config.load import load
+from nnxtrain.config.record import recorded
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.platform import choose_platform
@@ -33,12 +35,16 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win")
     arguments = parse(argv, parser)
     place, is_run = Path(arguments.run), os.path.isdir(arguments.run)  # of Path, a name too long is an error
-    config = load(
-        place / "config.yml" if is_run else place,
-        arguments.overrides,
-        extra=registry.names() if registry else None,
-        say=note,
-    )
+    file = place / "config.yml" if is_run else place
+    config = load(file, arguments.overrides, extra=registry.names() if registry else None, say=note)
+    where = () if is_run else ("output_dir=", "run_name=")  # these find the run of a configuration
+    for line in unread_words(
+        [word for word in arguments.overrides if not word.startswith(where)],
+        config,
+        recorded(file),
+        command="evaluate",
+    ):
+        note(line)
     folder = place if is_run else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)
     with traced(config):

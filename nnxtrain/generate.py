@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import make_parser, note, parse, run, traced
+from nnxtrain.cli.unread import unread_words
 from nnxtrain.config.echo import echo
 from nnxtrain.config.generate import GenerateConfig
 from nnxtrain.config.load import load
-from nnxtrain.config.record import list_keys
+from nnxtrain.config.record import list_keys, recorded
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.platform import choose_platform
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     own = {field.name for field in fields(GenerateConfig)}
     words = [f"generate.{word}" if word.partition("=")[0] in own else word for word in arguments.words]
     config = load(folder / "config.yml", words, extra=registry.names() if registry else None, say=note)
+    for line in unread_words(words, config, recorded(folder / "config.yml"), command="generate"):
+        note(line)
     choose_platform(config)
     with traced(config):
         print(write_text(folder, config, registry))
