@@ -1,4 +1,4 @@
-"""The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
+"""The command line that the entry points share: a configuration file, `key=val` words, `--list-keys`."""
 
 import argparse
 import contextlib
@@ -22,13 +22,13 @@ from nnxtrain.config.schema import Config
 from nnxtrain.errors import STOPPED, CheckpointError, ConfigError, UserError
 
 EVERY_KEY = "*"  # the prefix of --list-keys alone
-LONGEST_MESSAGE = 400  # characters that a message about words, or a file's name in it, may have
-PAIRS = ("overrides", "words")  # arguments of key=val words, which have refusals of their own
-NAMES = {"config": "CONFIG.yml", "run": "RUN_DIR", "places": "DIR"}  # of arguments that are no flags
+LONGEST_MESSAGE = 400  # characters of a message about the command line, or of a file name in it
+PAIRS = ("overrides", "words")  # arguments of key=val words, which are checked elsewhere
+NAMES = {"config": "CONFIG.yml", "run": "RUN_DIR", "places": "DIR"}  # of positional arguments
 
 
 def make_parser(name: str, description: str, *, epilog: str) -> argparse.ArgumentParser:
-    """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its lines."""
+    """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its line breaks."""
     return _Parser(
         prog=f"python -m nnxtrain.{name}",
         description=description,
@@ -39,15 +39,15 @@ def make_parser(name: str, description: str, *, epilog: str) -> argparse.Argumen
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses words in one line, foreign text escaped and cut."""
+    """Reports errors in one line, foreign text escaped and truncated."""
 
     def error(self, message: str) -> NoReturn:
-        """Prints the usage and what is wrong; exits with 2."""
+        """Prints the usage and the error; exits with 2."""
         super().error(echo(message, longest=LONGEST_MESSAGE))
 
 
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parses words and flags in any order; a flag that does not exist is refused with the way to write a key."""
+    """Parses words and flags in any order; the error for an unknown flag shows how to set a key."""
     arguments, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
@@ -57,19 +57,15 @@ def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argpar
 
 
 def refuse_empty(arguments: argparse.Namespace) -> None:
-    """Refuses a flag, file or folder that is given as an empty word.
-
-    Raises:
-        ConfigError: names it.
-    """
+    """Raises ConfigError if a flag, file or folder is an empty string."""
     for name, value in vars(arguments).items():
         if value == "" or (isinstance(value, list) and "" in value and name not in PAIRS):
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{NAMES.get(name, flag)} '': an empty word names nothing; see --help")
+            raise ConfigError(f"{NAMES.get(name, flag)} '': must not be empty; see --help")
 
 
 def answer_about_keys(arguments: argparse.Namespace) -> bool:
-    """Prints the keys that `--list-keys` asks for; tells whether it was asked."""
+    """Prints the keys that `--list-keys` selects; returns whether the flag was given."""
     if arguments.list_keys is None:
         return False
     found = list_keys("" if arguments.list_keys == EVERY_KEY else arguments.list_keys)
@@ -81,14 +77,16 @@ def answer_about_keys(arguments: argparse.Namespace) -> bool:
 
 
 def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[str, Collection[str]] | None) -> Config:
-    """Loads the configuration that the words name for `nnxtrain.COMMAND`; `extra` is that of `load`.
+    """Loads the configuration for `nnxtrain.COMMAND`; `extra` is that of `load`.
 
-    Says what is allowed but has no effect on this command.
+    Prints a note for each key that has no effect on this command.
     """
     if arguments.config is None:
-        raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
-    if "=" in arguments.config and not os.path.exists(arguments.config):  # of Path, a name too long is an error
-        raise ConfigError(f"the first word must be a configuration file, not '{echo(arguments.config)}'; see --help")
+        raise ConfigError("a configuration file is required, such as configs/quickstart.yml; see --help")
+    if "=" in arguments.config and not os.path.exists(arguments.config):  # Path.exists fails if a name is too long
+        raise ConfigError(
+            f"the first argument must be a configuration file, not '{echo(arguments.config)}'; see --help"
+        )
     config = load(arguments.config, arguments.overrides, extra=extra, say=note)
     for path in sorted(config.given):
         rule, value = LEAVES[path].declared.metadata["read"], value_at(config, path)
@@ -100,7 +98,7 @@ def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[s
 
 
 def note(line: str) -> None:
-    """Tells what is allowed, and perhaps not what was meant."""
+    """Prints a note about something that is allowed but may not be intended."""
     print(f"note: {visible(line)}", file=sys.stderr)
 
 
@@ -110,20 +108,20 @@ def print_config(config: Config) -> None:
 
 
 def leave_on_signals() -> None:
-    """Ends the process in good order on SIGTERM and SIGINT, as long as there is nothing to save."""
+    """Makes SIGTERM and SIGINT end the process at once, while there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        print(f"{signal.Signals(number).name}: nothing is to be saved; the run ends", file=sys.stderr, flush=True)
+        print(f"{signal.Signals(number).name}: nothing to save; exiting", file=sys.stderr, flush=True)
         os._exit(STOPPED)
 
-    if threading.current_thread() is threading.main_thread():  # elsewhere signals are the caller's
+    if threading.current_thread() is threading.main_thread():  # in other threads signals belong to the caller
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, leave)
 
 
 @contextlib.contextmanager
 def traced(config: Config) -> Iterator[None]:
-    """Prints where an error came from, if `debug.traceback` asks for it."""
+    """Prints the traceback of an error if `debug.traceback` is set."""
     try:
         yield
     except (UserError, OSError):
@@ -133,10 +131,10 @@ def traced(config: Config) -> Iterator[None]:
 
 
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
-    """Runs an entry point; what a user can cause ends with one message and the exit code of its kind."""
+    """Runs an entry point; errors that a user can cause become one message and their exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+            stream.reconfigure(errors="replace")  # do not fail on a terminal that cannot show a character
     try:
         return main(argv)
     except BrokenPipeError:
@@ -145,7 +143,7 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
     except UserError as error:
         print(f"error: {visible(error)}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:  # a file or folder that somebody else made, moved or filled
+    except OSError as error:  # a file or folder that is missing, not writable or on a full disk
         place = "system" if error.filename is None else echo(error.filename, longest=LONGEST_MESSAGE)
         print(f"error: {place}: {visible(error.strerror or error)}", file=sys.stderr)
         return 1
@@ -155,9 +153,9 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
 
 
 def run(main: Callable[..., int], **options: Any) -> NoReturn:
-    """Runs an entry point on the words of the command line and ends the process with its exit code.
+    """Runs an entry point on the command line and exits with its exit code.
 
-    After a failed save the process ends at once, for orbax's threads then wait on for minutes.
+    After a failed save the process ends at once: orbax's threads would go on waiting for minutes.
     """
     code = guarded(functools.partial(main, **options))
     sys.stdout.flush()
