@@ -165,7 +165,7 @@ def test_a_kernel_of_unknown_flops_is_named(capsys):
     ("words", "what"),
     [
         ((), "aot.topology is missing"),
-        (("aot.topology=cpu:2", "aot.sweep= "), "names no KEY=VALUE,VALUE"),
+        (("aot.topology=cpu:2", "aot.sweep= "), "contains no KEY=VALUE,VALUE"),
         (("aot.topology=cpu:2", "aot.sweep=nonsense.key=1,2"), "no cell is possible"),
         (("aot.topology=cpu:2", "aot.save=x", "aot.lower_only=true"), "aot.lower_only=true compiles nothing"),
         (("aot.topology=cpu:2", "aot.save=x", "aot.sweep=seed=1,2"), "aot.sweep compiles many steps"),
