@@ -10,7 +10,7 @@ from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling import timeline
 from nnxtrain.profiling.__main__ import main
 from nnxtrain.profiling.session import Place, Session, Want
-from nnxtrain.profiling.timeline import MOST_EVENTS, Timeline, cut_text, read_timeline
+from nnxtrain.profiling.timeline import MOST_EVENTS, Timeline, read_timeline, truncation_text
 
 
 def event(name: str, ts: float, **args) -> str:
@@ -40,8 +40,8 @@ def test_a_cut_is_seen_by_the_number_of_events(cut, tmp_path):
     assert read_timeline(cut) == Timeline(MOST_EVENTS, True, 207, 1234.567)
     whole = write(tmp_path / "whole.trace.json.gz", 1000)
     assert read_timeline(whole) == Timeline(1000, False, None, 1234.567)
-    assert cut_text(read_timeline(cut)).startswith("ends in step 207: jax writes no more than 1,000,000 events there")
-    assert cut_text(read_timeline(whole)).startswith("ends after 1,235 ms: ")
+    assert truncation_text(read_timeline(cut)).startswith("ends in step 207: jax writes at most 1,000,000 events to it")
+    assert truncation_text(read_timeline(whole)).startswith("ends after 1,235 ms: ")
 
 
 @pytest.mark.parametrize("size", [64, 97, 1000])

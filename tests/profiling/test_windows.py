@@ -72,7 +72,7 @@ def test_impossible_numbers_are_refused_by_the_name_of_their_key(field, value, e
         ("profile.actve=3", "did you mean profile.active?"),
         ("profile.host_tracer_level=0", "profile.host_tracer_level: 0 must be at least 1"),
         ("profile.processes=some", "profile.processes: 'some' is not all"),
-        ("profile.enabled=true profile.processes=5", "profile.processes: 5 names none of the 1 processes"),
+        ("profile.enabled=true profile.processes=5", "profile.processes: 5 matches none of the 1 processes"),
         ("profile.advanced=level", "profile.advanced: 'level' must be written name=value"),
         ("profile.enabled=true profile.skip_first=20", "profile.skip_first: with profile.wait=0 and profile.warmup=1"),
     ],
