@@ -1,7 +1,8 @@
 """A handwritten decoder and training step: arrays in dicts, one optax chain, `jax.jit`. The baseline of benchmarks.
 
 Nothing here is imported from the package or from flax. A model is `{"embedding": [v d], "head": [v d], "norm": [d],
-"layers": ...}`; its layers are one dict of stacked arrays `[l ...]`, which are scanned, or a list of dicts, which are unrolled.
+"layers": ...}`; its layers are one dict of stacked arrays `[l ...]`, which are scanned, or a list of dicts, which are
+unrolled.
 Axis letters: `b` batch, `s` and `t` sequence, `d` embed, `h` heads, `k` kv_heads, `c` head_dim, `f` mlp, `v` vocab.
 """
 

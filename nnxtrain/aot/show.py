@@ -78,16 +78,16 @@ def verdict(report: Report) -> str:
         device += f"; the memory of {report.device_kind} is not known; set aot.hbm_gib"
     else:
         device += f" of {bytes_text(report.hbm_bytes)}"
-        device += f", {bytes_text(-report.free_bytes)} too many" if report.free_bytes < 0 else ""
+        device += f", {bytes_text(-report.free_bytes)} too much" if report.free_bytes < 0 else ""
     words = [device]
     if report.host_bytes:
-        host = f"host memory {bytes_text(report.host_bytes)} a process"
+        host = f"host memory {bytes_text(report.host_bytes)}"
         if report.host_limit_bytes is None:
-            words.append(f"{host}; its size is not known; set aot.host_gib")
+            words.append(f"{host} per process, of an unknown size; set aot.host_gib")
         else:
             over = report.host_bytes - report.host_limit_bytes
-            words.append(f"{host} of {bytes_text(report.host_limit_bytes)}")
-            words[-1] += f", {bytes_text(over)} too many" if over > 0 else ""
+            words.append(f"{host} of {bytes_text(report.host_limit_bytes)} per process")
+            words[-1] += f", {bytes_text(over)} too much" if over > 0 else ""
     return {True: "fits: ", False: "does not fit: ", None: ""}[report.fits] + "; ".join(words)
 
 

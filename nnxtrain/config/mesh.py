@@ -41,7 +41,9 @@ class MeshConfig:
         "expert parallelism (batches are sharded too): devices along this axis; -1 = all remaining",
         span="[-1, 1048576]",
     )
-    slices: int = key(1, "TPU slices, joined by a slower network; mesh.data spans them", span="[1, 1048576]")
+    slices: int = key(
+        1, "groups of devices (TPU slices) joined by a slower network; mesh.data spans them", span="[1, 1048576]"
+    )
     rules: tuple[str, ...] = key((), "LOGICAL=AXIS+AXIS or LOGICAL=none: changes to the sharding rules")
     replication_tolerance: float = key(
         0.02,

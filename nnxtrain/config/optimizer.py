@@ -49,7 +49,7 @@ class OptimizerConfig:
     )
     b1: float = key(
         0.9,
-        "beta1: decay rate of the first moment; schedule_free_adamw: weight of the average in the interpolation",
+        "beta1: decay rate of the first moment; lion, schedule_free_adamw: weight of an interpolation",
         span="[0, 0.9999999]",
         read=BETAS,
     )
