@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nnxtrain.cli.command import (
     EVERY_KEY,
     answer_about_keys,
-    leave_on_signals,
+    exit_on_signals,
     load_config,
     make_parser,
     parse,
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     if not asks and _is_finished(config, folder):
         return 0
     choose_platform(config)
-    leave_on_signals()
+    exit_on_signals()
     from nnxtrain.build.registry import BUILT_IN
 
     parts = registry or BUILT_IN

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnxtrain.cli.command import answer_about_keys, leave_on_signals, load_config, make_parser, parse, run, traced
+from nnxtrain.cli.command import answer_about_keys, exit_on_signals, load_config, make_parser, parse, run, traced
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
         return 0
     config = load_config(arguments, command="aot", extra=registry.names() if registry else None)
     prepare(config)
-    leave_on_signals()
+    exit_on_signals()
     with traced(config):
         from nnxtrain.build.registry import BUILT_IN
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from nnxtrain.config.checks import LEAVES, seldom_meant, value_at
+from nnxtrain.config.checks import LEAVES, dubious_settings, value_at
 from nnxtrain.config.echo import echo, visible
 from nnxtrain.config.load import load
 from nnxtrain.config.reads import show
@@ -92,7 +92,7 @@ def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[s
         rule, value = LEAVES[path].declared.metadata["read"], value_at(config, path)
         if rule is not None and rule.command not in ("", command) and value != LEAVES[path].default:
             note(f"{path}={show(value)} has no effect here: it is read by python -m nnxtrain.{rule.command}")
-    for line in seldom_meant(config):
+    for line in dubious_settings(config):
         note(line)
     return config
 
@@ -107,7 +107,7 @@ def print_config(config: Config) -> None:
     print(to_yaml(config), end="")
 
 
-def leave_on_signals() -> None:
+def exit_on_signals() -> None:
     """Makes SIGTERM and SIGINT end the process at once, while there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nnxtrain.config.echo import echo
 from nnxtrain.config.key import Problem, key
-from nnxtrain.config.lookup import none_of
+from nnxtrain.config.lookup import not_one_of
 from nnxtrain.config.reads import by, unless
 
 # TPU families, and the slices of each that Google Cloud offers
@@ -66,7 +66,7 @@ class AotConfig:
 
     def _topology(self) -> Iterator[Problem]:
         if self.topology is not None and not _is_topology(self.topology):
-            yield "aot.topology", none_of(self.topology, TOPOLOGIES)
+            yield "aot.topology", not_one_of(self.topology, TOPOLOGIES)
 
     def _options(self) -> Iterator[Problem]:
         for word in self.compiler_options:

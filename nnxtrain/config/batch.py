@@ -18,7 +18,7 @@ class BatchConfig:
         "auto",
         "how gradients of microbatches are accumulated; auto = one_pass for one microbatch, else scan",
         choices=("auto", "one_pass", "scan"),
-        read=when("engine.name", "single").mildly(),
+        read=when("engine.name", "single").only_noted(),
     )
 
     def checks(self) -> tuple[Iterator[Problem], ...]:

@@ -14,7 +14,7 @@ SECTIONS = sections()
 S = TypeVar("S")
 
 
-class _UnsoundError(Exception):
+class _InvalidKeyError(Exception):
     """A check reads a key whose value is invalid."""
 
 
@@ -26,17 +26,17 @@ def value_at(config: Config, path: str) -> Any:
     return value
 
 
-def problems_together(config: Config) -> Iterator[Problem]:
+def combined_problems(config: Config) -> Iterator[Problem]:
     """Yields the problems of keys in combination, within each section and across sections."""
     for section in (*(getattr(config, name) for name in SECTIONS), config):
         for check in _checks_of(section):
-            with contextlib.suppress(_UnsoundError):
+            with contextlib.suppress(_InvalidKeyError):
                 yield from check
 
 
 def _checks_of(section: Any) -> tuple[Iterator[Problem], ...]:
     """Returns the checks of a section; none if even listing them reads an invalid key."""
-    with contextlib.suppress(_UnsoundError):
+    with contextlib.suppress(_InvalidKeyError):
         return section.checks() if hasattr(section, "checks") else ()
     return ()
 
@@ -59,7 +59,7 @@ def unread(config: Config, path: str) -> str | None:
         is_foreign = bool(choices) and there is not None and there not in choices
         return is_foreign or clause.holds(there)
 
-    with contextlib.suppress(_UnsoundError):
+    with contextlib.suppress(_InvalidKeyError):
         if not rule.holds(holds):
             value = show(value_at(config, path))
             return f"{value} has no effect: it is read only if {rule.words(lambda other: value_at(config, other))}"
@@ -67,21 +67,21 @@ def unread(config: Config, path: str) -> str | None:
 
 
 def without(config: Config, broken: Collection[str]) -> Config:
-    """Returns `config` such that reading one of the keys `broken` raises `_UnsoundError`."""
+    """Returns `config` such that reading one of the keys `broken` raises `_InvalidKeyError`."""
     parts = {}
     for name in SECTIONS:
         if names := [path.partition(".")[2] for path in broken if path.startswith(f"{name}.")]:
-            parts[name] = _unsound(getattr(config, name), names)
-    return _unsound(replace(config, **parts), [path for path in broken if "." not in path and path in LEAVES])
+            parts[name] = _with_invalid(getattr(config, name), names)
+    return _with_invalid(replace(config, **parts), [path for path in broken if "." not in path and path in LEAVES])
 
 
-def _unsound(section: S, names: Collection[str]) -> S:
+def _with_invalid(section: S, names: Collection[str]) -> S:
     """Returns a copy whose attributes `names` raise, or the section itself if there are none."""
     if not names:
         return section
 
     def refuse(section: Any) -> NoReturn:
-        raise _UnsoundError
+        raise _InvalidKeyError
 
     kind = type(type(section).__name__, (type(section),), {name: property(refuse) for name in names})
     copy: S = object.__new__(kind)
@@ -89,7 +89,7 @@ def _unsound(section: S, names: Collection[str]) -> S:
     return copy
 
 
-def seldom_meant(config: Config) -> Iterator[str]:
+def dubious_settings(config: Config) -> Iterator[str]:
     """Yields a line for each setting that is allowed but probably not intended."""
     warmup = config.schedule.warmup(config.steps)
     if 0 < config.steps <= warmup:

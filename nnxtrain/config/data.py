@@ -46,7 +46,7 @@ class DataConfig:
     )
     prefetch: int = key(2, "batches prepared in advance", span="[1, 1024]")
     cache_dir: str | None = key(
-        None, "folder for tokenised corpora; null = the user's cache directory", read=TEXT.mildly()
+        None, "folder for tokenised corpora; null = the user's cache directory", read=TEXT.only_noted()
     )
 
     def checks(self) -> tuple[Iterator[Problem], ...]:

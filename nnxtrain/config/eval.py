@@ -21,5 +21,5 @@ class EvalConfig:
         0, "sequences per forward pass, over all devices; 0 = those of a microbatch", span="[0, 16777216]"
     )
     max_batches: int | None = key(
-        None, "batches of each held-out set; null = all", span="[1, inf)", read=HELD_OUT.mildly()
+        None, "batches of each held-out set; null = all", span="[1, inf)", read=HELD_OUT.only_noted()
     )

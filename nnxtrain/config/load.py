@@ -9,11 +9,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from nnxtrain.config.checks import LEAVES, SECTIONS, problems_together, unread, value_at, without
+from nnxtrain.config.checks import LEAVES, SECTIONS, combined_problems, unread, value_at, without
 from nnxtrain.config.coerce import coerce
 from nnxtrain.config.echo import echo, has_surrogates
 from nnxtrain.config.key import problem_of
-from nnxtrain.config.lookup import none_of
+from nnxtrain.config.lookup import not_one_of
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 from nnxtrain.config.presets import MESH_PRESETS, PRESETS
 from nnxtrain.config.schema import Config
@@ -24,7 +24,7 @@ SHORT_NAMES = {"lr": "optimizer.learning_rate", "wd": "optimizer.weight_decay", 
 LONGEST_KEY = 100  # characters of an unknown key that are compared with the known ones
 PRESETS_OF = {"model": PRESETS, "mesh": MESH_PRESETS}
 # derived from a preset or another key unless set: a recorded configuration shows them, and they are derived again
-FILLABLE = {
+DERIVABLE = {
     *(f"{section}.{name}" for section, presets in PRESETS_OF.items() for preset in presets.values() for name in preset),
     *("model.kv_heads", "model.head_dim", "model.mlp", "optimizer.b2", "optimizer.momentum"),
 }
@@ -48,7 +48,7 @@ def load(
         overrides: words `section.key=value`; later ones take precedence.
         extra: dotted key → further valid names (entries from outside the package).
         say: called with a line for each key that is ignored instead of refused: a key of the file that has no effect
-            only because of `overrides`, and any key whose condition is mild.
+            only because of `overrides`, and any key that is `only_noted`.
 
     Raises:
         ConfigError: lists every problem with its location, the value and how to fix it.
@@ -60,11 +60,11 @@ def load(
     draft = _Draft.of([*file_words, *line_words], extra or {})
     config = draft.config(run_name=path.stem)
     sound = without(config, draft.broken)
-    together = dict.fromkeys(problems_together(sound))
+    together = dict.fromkeys(combined_problems(sound))
     found = [f"{_place(key, what, draft.places) or echo(path)}: {key}: {what}" for key, what in together]
     blamed = {key for key, _ in together} | draft.broken
     idle = {key: f"{draft.places[key]}: {key}: {what}" for key, what in _unread(draft, sound) if key not in blamed}
-    left_out = {key for key in idle if LEAVES[key].declared.metadata["read"].is_mild}
+    left_out = {key for key in idle if LEAVES[key].declared.metadata["read"].is_only_noted}
     if idle and say is not None:
         alone = _Draft.of(file_words, extra or {})
         of_file = dict(_unread(alone, without(alone.config(), alone.broken)))
@@ -164,7 +164,7 @@ def typed(word: Word, extra: Mapping[str, Collection[str]]) -> Any:
     try:
         value = coerce(word, leaf.type, choices)
     except LookupError as error:
-        raise ValueError(none_of(str(word.text), choices)) from error
+        raise ValueError(not_one_of(str(word.text), choices)) from error
     for text in value if isinstance(value, tuple) else (value,):
         if isinstance(text, str) and (problem := _problem_of_text(text, is_free=word.path in FREE_TEXT)):
             raise ValueError(problem)
@@ -186,7 +186,7 @@ def _without_filled_in(words: list[Word], extra: Mapping[str, Collection[str]]) 
 
     A value that differs from the derived one was edited by hand, and counts.
     """
-    own = [word for word in words if not (word.filled_in and word.path in FILLABLE)]
+    own = [word for word in words if not (word.filled_in and word.path in DERIVABLE)]
     if len(own) == len(words):
         return words
     config = derived(_Draft.of(own, extra).config())

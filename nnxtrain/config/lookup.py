@@ -18,10 +18,10 @@ def lookup(table: Mapping[str, T], name: str, *, key: str) -> T:
     """
     if name in table:
         return table[name]
-    raise ConfigError(f"{key}: {none_of(name, table)}")
+    raise ConfigError(f"{key}: {not_one_of(name, table)}")
 
 
-def none_of(name: str, names: Collection[str]) -> str:
+def not_one_of(name: str, names: Collection[str]) -> str:
     """Returns the message that `name` is not one of `names`, with the most similar of them."""
     near = difflib.get_close_matches(name[:200].lower(), names, n=1)
     return f"'{echo(name)}' is not one of {', '.join(names)}{f'; did you mean {near[0]}?' if near else ''}"

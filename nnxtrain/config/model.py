@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nnxtrain.config.key import Problem, key
-from nnxtrain.config.lookup import none_of
+from nnxtrain.config.lookup import not_one_of
 from nnxtrain.config.presets import PRESETS
 from nnxtrain.config.reads import show, when
 
@@ -141,7 +141,7 @@ class ModelConfig:
 
     def _pattern(self) -> Iterator[Problem]:
         if unknown := [kind for kind in self.pattern if kind not in KINDS]:
-            yield "model.pattern", none_of(unknown[0], KINDS)
+            yield "model.pattern", not_one_of(unknown[0], KINDS)
         elif not self.pattern:
             yield "model.pattern", f"must contain at least one of {', '.join(KINDS)}"
 

@@ -46,12 +46,12 @@ class Condition:
     Attributes:
         ways: the alternatives.
         command: the only one that reads the key; empty for all.
-        is_mild: a key that is not read is ignored with a note, never refused.
+        is_only_noted: a key that is not read is ignored with a note, never refused.
     """
 
     ways: tuple[tuple[Clause, ...], ...]
     command: str = ""
-    is_mild: bool = False
+    is_only_noted: bool = False
 
     def __and__(self, other: "Condition") -> "Condition":
         """Returns the condition that both conditions hold."""
@@ -62,9 +62,9 @@ class Condition:
         """Returns the condition that at least one of both holds."""
         return Condition(self.ways + other.ways)
 
-    def mildly(self) -> "Condition":
+    def only_noted(self) -> "Condition":
         """Returns the condition of a key that is ignored with a note where it has no effect."""
-        return replace(self, is_mild=True)
+        return replace(self, is_only_noted=True)
 
     def holds(self, test: Callable[[Clause], bool]) -> bool:
         """Tells whether the condition holds; `test` tells whether a clause does."""

@@ -9,7 +9,7 @@ import yaml
 
 from nnxtrain.config.checks import LEAVES, SECTIONS, value_at
 from nnxtrain.config.coerce import name_of
-from nnxtrain.config.load import FILLABLE, typed
+from nnxtrain.config.load import DERIVABLE, typed
 from nnxtrain.config.reads import show
 from nnxtrain.config.schema import Config, Leaf
 from nnxtrain.config.words import FILLED_IN, NULLS, words_of_file
@@ -29,7 +29,7 @@ def to_yaml(config: Config) -> str:
     for line in text.removesuffix("\n").split("\n"):
         name = line.strip().partition(":")[0]
         section = section if line.startswith(" ") else name
-        is_filled_in = line.startswith("  ") and f"{section}.{name}" in FILLABLE - config.given
+        is_filled_in = line.startswith("  ") and f"{section}.{name}" in DERIVABLE - config.given
         marked.append(f"{line}  {FILLED_IN}" if is_filled_in else line)
     return "\n".join([*marked, ""])
 

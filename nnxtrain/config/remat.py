@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nnxtrain.config.echo import echo
 from nnxtrain.config.key import Problem, key
-from nnxtrain.config.lookup import none_of
+from nnxtrain.config.lookup import not_one_of
 from nnxtrain.config.reads import when
 from nnxtrain.tags import LAYER_INPUT, TAGS
 
@@ -66,9 +66,9 @@ class RematConfig:
             if not equals:
                 yield "remat.tags", f"'{shown}' has no action; write {shown}=save, {shown}=offload or {shown}=recompute"
             elif tag not in TAGS:
-                yield "remat.tags", none_of(tag, TAGS)
+                yield "remat.tags", not_one_of(tag, TAGS)
             elif action not in ACTIONS:
-                yield "remat.tags", f"{shown}: {none_of(action, ACTIONS)}"
+                yield "remat.tags", f"{shown}: {not_one_of(action, ACTIONS)}"
             elif tag in seen:
                 yield "remat.tags", f"{tag} occurs twice"
             elif word == f"{LAYER_INPUT}=recompute":

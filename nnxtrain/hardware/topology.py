@@ -29,10 +29,10 @@ def devices_of(topology: str) -> list[jax.Device]:
         with quiet():
             return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
     except jax.errors.JaxRuntimeError as error:
-        raise refusal(topology, error) from error
+        raise topology_error(topology, error) from error
 
 
-def refusal(topology: str, error: Exception) -> UserError:
+def topology_error(topology: str, error: Exception) -> UserError:
     """Returns the error for a topology that libtpu cannot describe; a ConfigError only if its name is invalid."""
     reason = str(error).splitlines()[0]
     if not reason.startswith("INVALID_ARGUMENT"):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from nnxtrain.config.profile import ProfileConfig
-from nnxtrain.profiling.session import OnTrace, Place, Session, Want, first_line
+from nnxtrain.profiling.session import OnTrace, Place, Session, TraceRequest, first_line
 from nnxtrain.profiling.windows import Phase, make_profile_schedule
 
 ON_DEMAND = "PROFILE_NOW"  # a file of this name in the run directory requests a window
@@ -99,15 +99,15 @@ class Profiler:
         except Exception as error:
             self._give_up("no trace can be taken", error)
 
-    def _want(self) -> Want | None:
+    def _want(self) -> TraceRequest | None:
         if self._is_off:
             return None
         if self._taken < self._until:
-            return Want(True, until=self._until)
+            return TraceRequest(True, until=self._until)
         phase = Phase.IDLE if self._schedule is None else self._schedule.phase(self._taken)
         if self._schedule is None or phase == Phase.IDLE:
             return None
-        return Want(phase != Phase.WARMUP, cycle=self._schedule.cycle(self._taken))
+        return TraceRequest(phase != Phase.WARMUP, cycle=self._schedule.cycle(self._taken))
 
     def _look(self) -> None:
         """Handles a request for a window, which is a file."""
@@ -131,7 +131,7 @@ class Profiler:
         try:
             with contextlib.suppress(Exception):  # errors of the devices are reported by the training loop
                 self._drain()
-            with self._patience():
+            with self._progress():
                 session.stop()
                 if session.want.is_kept and (count := self._taken - self._opened + attempted):
                     info = session.keep(count, say=self._say)
@@ -178,7 +178,7 @@ class Profiler:
                 jax.profiler.stop_server()
 
     @contextlib.contextmanager
-    def _patience(self) -> Iterator[None]:
+    def _progress(self) -> Iterator[None]:
         """Reports slow writing to the console and the watchdog."""
         ended = threading.Event()
         began = time.monotonic()

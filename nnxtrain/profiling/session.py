@@ -69,7 +69,7 @@ class TraceInfo:
 OnTrace = Callable[[TraceInfo], None] | None
 
 
-class Want(NamedTuple):
+class TraceRequest(NamedTuple):
     """The trace that a step belongs to: that of a cycle, kept or discarded, or that of a requested window."""
 
     is_kept: bool
@@ -85,7 +85,7 @@ class Session:
         step: its first step, counted from 0.
     """
 
-    def __init__(self, config: ProfileConfig, place: Place, *, want: Want, step: int):
+    def __init__(self, config: ProfileConfig, place: Place, *, want: TraceRequest, step: int):
         """Starts the tracer; a trace that is discarded is never written to the run directory."""
         self.want = want
         self.step = step
