@@ -1,7 +1,7 @@
-"""`python benchmarks/annotations.py [steps=2000] [rounds=21] [report=FILE]`: the price of traces that are not taken.
+"""`python benchmarks/annotations.py [steps=2000] [rounds=21] [report=FILE]`: cost of profiling without a trace.
 
-Enters what every step enters for a trace, and looks for a window, in turn with an empty loop. Prints microseconds a
-step of both, and of the difference, as median, p10 and p90 over the rounds.
+Runs the annotations of a step and the check for a window, in turn with an empty loop. Prints microseconds per step of
+both, and of the difference, as median, p10 and p90 over the rounds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from nnxtrain.profiling.profiler import Profiler  # noqa: E402
 from nnxtrain.profiling.session import Place  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
-NAMES = ("data_wait", "baseline_cycle", "metrics_wait", "log")  # once a step each, inside or beside `train`
+NAMES = ("data_wait", "baseline_cycle", "metrics_wait", "log")  # each once per step, inside `train`
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def annotated(steps: int) -> float:
-    """Returns microseconds a step of what is there for traces."""
+    """Returns microseconds per step of annotations and checks."""
     with tempfile.TemporaryDirectory() as folder:
         profiler = Profiler(
             ProfileConfig(enabled=True, skip_first=2**30),
@@ -62,14 +62,14 @@ def annotated(steps: int) -> float:
                 for name in NAMES:
                     with TraceAnnotation(name, step_num=number):
                         pass
-            profiler.turns()  # no window comes so soon
+            profiler.turns()  # no window is due
 
         with profiler.steps(0):
             return timed(step, steps)
 
 
 def timed(step: Callable[[int], None], steps: int) -> float:
-    """Returns microseconds of a call of `step`."""
+    """Returns microseconds per call of `step`."""
     began = time.perf_counter()
     for number in range(steps):
         step(number)

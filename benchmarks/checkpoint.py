@@ -1,7 +1,7 @@
-"""`python benchmarks/checkpoint.py [rounds=20] [report=FILE] [key=val ...]`: how long a save blocks the loop.
+"""`python benchmarks/checkpoint.py [rounds=20] [report=FILE] [key=val ...]`: how long a save blocks training.
 
-Takes steps and saves in turn with a state of about 100 MB, in the background; prints the seconds from the call of a
-save to its return, the seconds of the whole write, and those of a step, each as median, p10 and p90.
+Alternates steps and asynchronous saves with a state of about 100 MB; prints the seconds until a save returns, of the
+whole write, and of a step, each as median, p10 and p90.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             store.save(number + 1, engine.state(), data={}, meta=meta, loss=None)
             returned = time.perf_counter()
             store.wait()
-            if number:  # the first save makes orbax's threads
+            if number:  # the first save starts orbax's threads
                 for name, seconds in zip(
                     times, (stepped - began, returned - stepped, time.perf_counter() - stepped), strict=True
                 ):

@@ -1,7 +1,7 @@
 """`python benchmarks/depth.py [layers=4,64] [rounds=7] [report=FILE] [key=val ...]`: compile time against depth.
 
-Compiles the training step of scanned layers of size S, shallow and deep in turn, nothing in a cache and nothing run.
-Prints seconds to trace, lower and compile, and the ratio of deep to shallow, round by round.
+Compiles the training step with scanned layers of size S, shallow and deep in turn, without a compilation cache; nothing
+is run. Prints the seconds to trace, lower and compile, and the ratio of deep to shallow per round.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             words = [*SIZES["S"].split(), "model.scan_layers=true", *rest, f"model.layers={layers}"]
             config = load(ROOT / "configs" / "tiny.yml", words)
             compile_s = make_program(config, devices=jax.devices()[:1]).make_engine().compile_s
-            if number:  # the first round fills what jax remembers of its own functions
+            if number:  # the first round fills jax's in-memory caches
                 seconds[layers].append(compile_s)
     shallow, deep = depths
     report: dict[str, Any] = {

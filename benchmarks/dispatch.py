@@ -1,8 +1,8 @@
-"""`python benchmarks/dispatch.py [layers=4,16,64] [stack=unrolled] [calls=60] [report=FILE]`: python's part of a step.
+"""`python benchmarks/dispatch.py [layers=4,16,64] [stack=unrolled] [calls=60] [report=FILE]`: host time per step.
 
-Layers are tiny, so that a step is little more than its start. The engine is compared with a bare `jax.jit` of the same
-step over the same flat arrays: seconds of a call until it returns, in turn, each step awaited before the next. Then the
-training loop takes `calls` steps, metrics fetched one step late; its steps are compared with a plain loop over the bare
+Layers are tiny, so that a step is little more than its dispatch. The engine is compared with a bare `jax.jit` of the
+same step over the same flat arrays: seconds until a call returns, in turn, each step finished before the next. Then the
+training loop runs `calls` steps, fetching metrics one step late, and is compared with a plain loop over the bare
 function that does the same.
 """
 
@@ -35,7 +35,7 @@ NARROW = (
     "model.embed=8 model.heads=1 model.kv_heads=1 model.mlp=8 model.vocab=128 batch.sequence=8 batch.global_size=1 "
     "model.dtype=float32"
 )
-FIRST = 20  # steps of a loop that are left out
+FIRST = 20  # first steps of a loop, not measured
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def layer_counts(text: str) -> list[int]:
 
 
 def measure_dispatch(counts: Iterable[int], *, scanned: bool = False, calls: int = 60) -> dict[str, Any]:
-    """Returns for each number of layers what a call and a step of the loop cost, beside the bare function."""
+    """Returns for each number of layers the host time of a call and of a loop step, with the bare function's."""
     return {str(layers): _measure(layers, scanned, calls) for layers in counts}
 
 
@@ -126,7 +126,7 @@ def bare_step(program: Program) -> tuple[Callable[[Batch], Metrics], int]:
 
 
 def plain_steps(step: Callable[[Batch], Metrics], batch: Batch, calls: int) -> list[float]:
-    """Returns seconds between the ends of steps whose metrics are fetched one step late."""
+    """Returns the seconds between the ends of steps, fetching metrics one step late."""
     ends = []
     flight = step(batch)
     for _ in range(calls):
@@ -138,7 +138,7 @@ def plain_steps(step: Callable[[Batch], Metrics], batch: Batch, calls: int) -> l
 
 
 def print_dispatch(report: dict[str, Any]) -> None:
-    """Prints one row a number of layers."""
+    """Prints one row per number of layers."""
     rows = [
         [
             layers,

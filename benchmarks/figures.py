@@ -1,4 +1,4 @@
-"""What benchmarks share: spreads of repeated figures, and reports for programs."""
+"""Spreads of repeated measurements, and JSON reports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def shown(figure: Any, scale: float = 1.0) -> str:
-    """Returns a figure as text, with its spread if it has one, times `scale`."""
+    """Returns a figure times `scale` as text, with its spread if it has one."""
     if isinstance(figure, Mapping):
         median, low, high = (shown(figure[name], scale) for name in ("median", "p10", "p90"))
         return f"{median} ({low} to {high})"

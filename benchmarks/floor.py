@@ -1,8 +1,9 @@
-"""The decoder and its training step by hand: arrays in dicts, one optax chain, `jax.jit`. What nnxtrain is measured by.
+"""A handwritten decoder and training step: arrays in dicts, one optax chain, `jax.jit`. The baseline of benchmarks.
 
-Nothing here comes from the package or from flax. A model is `{"embedding": [v d], "head": [v d], "norm": [d], "layers":
-...}`; its layers are one dict of stacked arrays `[l ...]`, which are scanned, or a list of dicts, which are unrolled.
-Letters of axes: `b` batch, `s` and `t` sequence, `d` embed, `h` heads, `k` kv_heads, `c` head_dim, `f` mlp, `v` vocab.
+Nothing here is imported from the package or from flax. A model is `{"embedding": [v d], "head": [v d], "norm": [d],
+"layers": ...}`; its layers are one dict of stacked arrays `[l ...]`, which are scanned, or a list of dicts, which are
+unrolled.
+Axis letters: `b` batch, `s` and `t` sequence, `d` embed, `h` heads, `k` kv_heads, `c` head_dim, `f` mlp, `v` vocab.
 """
 
 import functools
@@ -18,12 +19,12 @@ Weights = dict[str, Any]
 
 
 class Model(NamedTuple):
-    """What the shapes of the weights do not say.
+    """Hyperparameters that are not in the shapes of the weights.
 
     Attributes:
         eps: added to the mean square in the norms.
         theta: base of the rotation periods.
-        chunks: pieces of the sequence whose scores `[b s/chunks v]` exist one after another.
+        chunks: of the sequence, whose logits `[b s/chunks v]` are computed one after another.
     """
 
     eps: float
@@ -32,7 +33,7 @@ class Model(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a step consumes."""
+    """State of a step."""
 
     weights: Weights
     moments: optax.OptState
@@ -50,7 +51,7 @@ def rotate(x: jax.Array, sin: jax.Array, cos: jax.Array) -> jax.Array:
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Attends from a quarter of the queries `[b s h c]` at a time to the keys up to its end; returns `[b s h c]`."""
+    """Attends with a quarter of the queries `[b s h c]` at a time to the keys up to its end; returns `[b s h c]`."""
     size = -(-q.shape[1] // 4)
     parts = []
     for first in range(0, q.shape[1], size):
@@ -89,7 +90,7 @@ def hidden(model: Model, w: Weights, batch: Batch) -> jax.Array:
 
 
 def mean_loss(model: Model, w: Weights, batch: Batch) -> jax.Array:
-    """Returns nats per target, `mask` telling which tokens are targets."""
+    """Returns the loss in nats per target; `mask` marks the targets."""
 
     def piece(x: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
         scores = jnp.einsum("bsd,vd->bsv", x, w["head"])
@@ -98,7 +99,7 @@ def mean_loss(model: Model, w: Weights, batch: Batch) -> jax.Array:
     parts = (hidden(model, w, batch), batch["targets"], batch["mask"])
     if model.chunks == 1:
         total = piece(*parts)
-    else:  # the scores of a piece are computed again in the backward pass
+    else:  # the logits of a chunk are recomputed in the backward pass
         cut = [jnp.stack(jnp.split(part, model.chunks, axis=1)) for part in parts]
         again = jax.checkpoint(piece)
         total = jnp.sum(jax.lax.map(lambda part: again(*part), cut))
@@ -108,7 +109,7 @@ def mean_loss(model: Model, w: Weights, batch: Batch) -> jax.Array:
 def make_optimizer(
     learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
 ) -> optax.GradientTransformation:
-    """Returns AdamW behind a clip by the global norm; all but the norms' scales is decayed."""
+    """Returns AdamW after clipping by the global norm; all parameters but the scales of norms are decayed."""
 
     def decayed(weights: Weights) -> Weights:
         return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in path[-1].key, weights)
@@ -120,7 +121,7 @@ def make_optimizer(
 def make_step(
     model: Model, optimizer: optax.GradientTransformation
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
-    """Returns the compiled step `(state, batch) -> (next state, metrics)`, which donates its state."""
+    """Returns the compiled step `(state, batch) -> (next state, metrics)`, which donates the state."""
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         loss, grads = jax.value_and_grad(lambda weights: mean_loss(model, weights, batch))(state.weights)

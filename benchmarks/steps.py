@@ -1,9 +1,9 @@
 """`python benchmarks/steps.py size=S|M against=floor [stack=both] [pairs=30] [layers=4,16,64] [report=FILE]`.
 
-How fast a step is, next to the same decoder by hand (`benchmarks/floor.py`): both take the same batches in turn in one
-process, A B A B, from the same weights; between two pairs the machine multiplies two matrices, which is what `mfu` is
-measured by. `stack=scan|unrolled|both` says how layers are compiled on both sides. Then, for each of `layers`, what it
-costs python to start a step of unrolled layers (`benchmarks/dispatch.py`); `layers=none` leaves that out.
+Compares the step time with that of a handwritten decoder (`benchmarks/floor.py`): both run the same batches in turn in
+one process, A B A B, from the same weights; a matrix product is timed after each pair, as the peak rate for `mfu`.
+`stack=scan|unrolled|both` says how layers are compiled on both sides. Then, for each of `layers`, the host time of a
+step with unrolled layers (`benchmarks/dispatch.py`); `layers=none` skips that.
 """
 
 import argparse
@@ -49,17 +49,17 @@ SIZES = {
 }
 STACKS = {"scan": ("scan",), "unrolled": ("unrolled",), "both": ("scan", "unrolled")}
 WARM_UP = "model.dtype=float32 steps=1000 schedule.warmup_steps=10"
-SIDE = 2048  # of the square matrices that the machine's rate is measured with
+SIDE = 2048  # of the square matrices with which the machine's matmul rate is measured
 MIB = 1 / 2**20
 
 
 class Side(NamedTuple):
-    """One of the two that are compared.
+    """One of the two sides of the comparison.
 
     Attributes:
-        step: takes what `own` makes of a batch; returns metrics while the step still runs.
-        own: a batch with leaves `[1 b ...]` → a batch of this side.
-        weights: those of the moment, in the form of the floor.
+        step: takes the result of `own`; returns metrics while the step is still running.
+        own: converts a batch with leaves `[1 b ...]` to a batch of this side.
+        weights: returns the current weights in the form of the handwritten decoder.
         compile_s: seconds to trace, lower and compile the step.
         memory: `CompiledMemoryStats` of the step.
     """
@@ -97,19 +97,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the figures were measured with."""
+    """Returns the device, cores and versions of the measurement."""
     kind = jax.devices()[0].device_kind
     return {"device": kind, "cores": os.cpu_count(), "python": platform.python_version(), "jax": jax.__version__}
 
 
 def config_of(size: str, stack: str) -> Config:
-    """Returns the configuration of one of the sizes, its layers scanned or unrolled."""
+    """Returns the configuration of a size, with scanned or unrolled layers."""
     scanned = f"model.scan_layers={stack == 'scan'}"
     return load(ROOT / "configs" / "tiny.yml", [*SIZES[size].split(), *WARM_UP.split(), scanned])
 
 
 def compare(config: Config, pairs: int) -> dict[str, Any]:
-    """Returns the figures of both sides, and the ratio of their times, pair by pair."""
+    """Returns the figures of both sides, and the ratio of their step times per pair."""
     program = make_program(config, devices=jax.devices()[:1])
     engine = program.make_engine()
     engine.initialise()
@@ -142,9 +142,9 @@ def compare(config: Config, pairs: int) -> dict[str, Any]:
 def alternate(
     sides: dict[str, Side], batches: Iterable[Batch]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]], list[float]]:
-    """Gives each batch to both sides in turn; the first is to warm up and to see that both compute the same.
+    """Runs each batch on both sides in turn; the first is a warm-up, and checks that both compute the same loss.
 
-    Returns: seconds of each call by side, seconds of each step by side, and FLOP/s of the machine, measured after each.
+    Returns: seconds of each call by side, seconds of each step by side, and the matmul FLOP/s measured after each.
     """
     calls: dict[str, list[float]] = {name: [] for name in sides}
     steps: dict[str, list[float]] = {name: [] for name in sides}
@@ -179,7 +179,7 @@ def batches_of(program: Program, count: int) -> list[Batch]:
 
 
 def floor_weights(state: TrainStateNNX) -> floor.Weights:
-    """Returns a copy of the weights in the form of the floor: each is named by the part of the model it belongs to."""
+    """Returns a copy of the weights in the form of the handwritten decoder."""
     weights: floor.Weights = {}
     layers: dict[int, floor.Weights] = {}
     for path, leaf in nnx.to_flat_state(nnx.state(state.model, nnx.Param)):
@@ -193,7 +193,7 @@ def floor_weights(state: TrainStateNNX) -> floor.Weights:
 
 
 def floor_side(config: Config, weights: floor.Weights) -> Side:
-    """Returns the step by hand, compiled, with its own state."""
+    """Returns the handwritten step, compiled, with its own state."""
     rates, rule = config.schedule, config.optimizer
     peak = rule.learning_rate
     schedule = optax.warmup_cosine_decay_schedule(
@@ -223,13 +223,13 @@ def floor_side(config: Config, weights: floor.Weights) -> Side:
 
 
 def memory_of(side: Side) -> dict[str, int]:
-    """Returns bytes of the state of what a step needs beside it, and the peak."""
+    """Returns the bytes of arguments, temporaries and peak of a step."""
     found = compiled_memory(side.memory, resident=0)
     return {"argument_bytes": found.arguments, "temp_bytes": found.temporaries, "peak_bytes": found.peak}
 
 
 def print_steps(title: str, figures: dict[str, Any]) -> None:
-    """Prints both sides, one column each."""
+    """Prints the figures of both sides, one column each."""
     lines = (
         ("step, ms", "step_s", 1e3),
         ("tokens/s", "tokens_per_s", 1),

@@ -1,4 +1,4 @@
-"""`python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]`: the loss of a run on its held-out sets."""
+"""`python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]`: the loss on the held-out sets."""
 
 import json
 import os
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnxtrain.cli.command import make_parser, note, parse, run, traced
+from nnxtrain.cli.unread import unread_words
 from nnxtrain.config.load import load
+from nnxtrain.config.record import recorded
 from nnxtrain.config.schema import Config
 from nnxtrain.errors import ConfigError
 from nnxtrain.host.platform import choose_platform
@@ -20,25 +22,27 @@ EPILOG = """\
 example:
   python -m nnxtrain.evaluate runs/quickstart eval.max_batches=null
 
-Prints one JSON object a set. Nothing in the run directory changes.
+Prints one JSON object per held-out set. Nothing in the run directory changes.
 """
 
 
 def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
-    """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
+    """Runs the command line; returns the exit code. `registry` contains entries from outside the package."""
     parser = make_parser("evaluate", "Evaluates the newest weights of a run on every held-out set.", epilog=EPILOG)
-    parser.add_argument(
-        "run", metavar="RUN_DIR|CONFIG.yml", help="a run, or the configuration that it was started with"
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win")
+    parser.add_argument("run", metavar="RUN_DIR|CONFIG.yml", help="run directory, or the configuration file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that override those of the run")
     arguments = parse(argv, parser)
-    place, is_run = Path(arguments.run), os.path.isdir(arguments.run)  # of Path, a name too long is an error
-    config = load(
-        place / "config.yml" if is_run else place,
-        arguments.overrides,
-        extra=registry.names() if registry else None,
-        say=note,
-    )
+    place, is_run = Path(arguments.run), os.path.isdir(arguments.run)  # Path.is_dir fails if a name is too long
+    file = place / "config.yml" if is_run else place
+    config = load(file, arguments.overrides, extra=registry.names() if registry else None, say=note)
+    where = () if is_run else ("output_dir=", "run_name=")  # these find the run of a configuration
+    for line in unread_words(
+        [word for word in arguments.overrides if not word.startswith(where)],
+        config,
+        recorded(file),
+        command="evaluate",
+    ):
+        note(line)
     folder = place if is_run else Path(config.output_dir).expanduser() / str(config.run_name)
     choose_platform(config)
     with traced(config):
@@ -65,7 +69,7 @@ def evaluate_run(config: Config, folder: Path, registry: "Registry | None") -> i
     use_compilation_cache(config)
     data = open_data(program)
     if not data.dataset.held_out:
-        raise ConfigError("there is no held-out set; data.validation_path names one")
+        raise ConfigError("there is no held-out set; set data.validation_path")
     with closing(CheckpointStore(folder / "checkpoints", config.checkpoint)) as store:
         step, model = read_to_evaluate(store, program.restore_spec, averages=config.optimizer.averages)
     for name, evaluate in make_evaluators(data, bind_to(model)).items():

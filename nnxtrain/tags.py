@@ -13,13 +13,13 @@ MLP_DOWN = "mlp_down"
 
 TAGS = {
     LAYER_INPUT: "the residual stream as it enters the layer [b s d]",
-    QUERIES: "queries after norm and rotation [b s h c]",
-    KEYS: "keys after norm and rotation [b t k c]",
+    QUERIES: "queries after QK norm and RoPE [b s h c]",
+    KEYS: "keys after QK norm and RoPE [b t k c]",
     VALUES: "values [b t k c]",
-    ATTENTION_OUT: "result of attention, before the output projection [b s h c]",
-    OUT_PROJECTION: "what attention adds to the residual stream [b s d]",
+    ATTENTION_OUT: "weighted sums of values, before the output projection [b s h c]",
+    OUT_PROJECTION: "output of attention, added to the residual stream [b s d]",
     MLP_GATE: "gate before its SiLU [b s f]",
-    MLP_UP: "what the gate multiplies [b s f]",
+    MLP_UP: "up projection, multiplied by the gate [b s f]",
     MLP_HIDDEN: "gate times up, before the down projection [b s f]",
-    MLP_DOWN: "what the feed-forward layer adds to the residual stream [b s d]",
+    MLP_DOWN: "output of the feed-forward layer, added to the residual stream [b s d]",
 }

@@ -1,4 +1,4 @@
-"""`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, samples."""
+"""`python -m nnxtrain.train CONFIG.yml [key=val ...]`: trains, evaluates, writes samples."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from nnxtrain.cli.command import (
     EVERY_KEY,
     LAUNCHED,
     answer_about_keys,
-    leave_on_signals,
+    exit_on_signals,
     load_config,
     make_parser,
     parse,
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from nnxtrain.build.registry import Registry
 
 EPILOG = """\
-ways in:
-  python -m nnxtrain.train CONFIG.yml [key=val ...]                train, go on, evaluate, write samples
-  python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss of a run on its held-out sets
-  python -m nnxtrain.generate RUN_DIR [key=val ...]                text from a run
+commands:
+  python -m nnxtrain.train CONFIG.yml [key=val ...]                train or resume, evaluate, write samples
+  python -m nnxtrain.evaluate RUN_DIR|CONFIG.yml [key=val ...]     loss on the held-out sets
+  python -m nnxtrain.generate RUN_DIR [key=val ...]                generate text
   python -m nnxtrain.aot CONFIG.yml aot.topology=v5e:4x4 ...       compile only: will it fit, what limits it
   python -m nnxtrain.launch processes=2 -- train CONFIG.yml ...    several processes on this machine
-  python -m nnxtrain.profiling show RUN_DIR                        what the traces of a run say
+  python -m nnxtrain.profiling show RUN_DIR                        figures from the traces of a run
 
 examples:
   python -m nnxtrain.train configs/quickstart.yml steps=100 optimizer.learning_rate=1e-3
@@ -45,31 +45,33 @@ examples:
   python -m nnxtrain.train configs/quickstart.yml schedule.name=wsd --show-schedule
   python -m nnxtrain.train --list-keys model
 
-A later key=val wins. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file; started again, it
-goes on from its newest checkpoint. SIGTERM and SIGINT let it save and end with 75.
+Later key=val words take precedence. A run writes to OUTPUT_DIR/RUN_NAME, by default runs/ and the name of the file.
+Started again, it resumes from its newest checkpoint. On SIGTERM or SIGINT it saves and exits with 75.
 
-exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 not finite, 5 data, 6 checkpoint,
-            7 another process was lost, 75 stopped by a signal with nothing left unsaved,
-            128+n ended by a second signal n
+exit codes: 0 done, 1 unexpected failure, 2 configuration or usage, 4 loss or gradients not finite, 5 data,
+            6 checkpoint, 7 another process was lost, 75 stopped by a signal, everything saved,
+            128+n ended at once by a second signal n
 """
 
-DRY_RUN = "check everything, of text files the first MiB, count parameters and bytes, and stop"
+DRY_RUN = "check the configuration and the first MiB of text files, print parameters and bytes, and exit"
 
 
 def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
-    """Runs the command line; returns the exit code. `registry` holds entries from outside the package."""
+    """Runs the command line; returns the exit code. `registry` contains entries from outside the package."""
     began = time.monotonic()
     parser = make_parser("train", "Trains a language model.", epilog=EPILOG)
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG.yml", help="configuration; lists what differs from defaults"
+        "config", nargs="?", metavar="CONFIG.yml", help="configuration file; contains what differs from the defaults"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that win over the file")
+    parser.add_argument("overrides", nargs="*", metavar="key=val", help="keys that override the file")
     parser.add_argument(
-        "--list-keys", nargs="?", const=EVERY_KEY, metavar="PREFIX", help="every key: type, default, meaning"
+        "--list-keys", nargs="?", const=EVERY_KEY, metavar="PREFIX", help="print every key: type, default, meaning"
     )
-    parser.add_argument("--print-config", action="store_true", help="the resolved configuration, as YAML")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved configuration as YAML, and exit"
+    )
     parser.add_argument("--dry-run", action="store_true", help=DRY_RUN)
-    parser.add_argument("--show-schedule", action="store_true", help="plot the learning rate of every update, and stop")
+    parser.add_argument("--show-schedule", action="store_true", help="plot the learning rate, and exit")
     arguments = parse(argv, parser)
     if answer_about_keys(arguments):
         return 0
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
     if not asks and _is_finished(config, folder):
         return 0
     choose_platform(config)
-    leave_on_signals()
+    exit_on_signals()
     from nnxtrain.build.registry import BUILT_IN
 
     parts = registry or BUILT_IN
@@ -110,9 +112,9 @@ def _command(argv: Sequence[str] | None) -> Sequence[str]:
 
 
 def _is_finished(config: Config, folder: Path) -> bool:
-    """Says so if there is nothing left to do in `folder`.
+    """Returns whether the run in `folder` is finished, and prints it.
 
-    That is so when its run is done and no more steps are asked for, or when its data ended and nothing has changed.
+    It is when it is done and no more steps are requested, or when its data ended and no key has changed.
 
     Raises:
         ConfigError: the folder was used before and `checkpoint.resume=never`.
@@ -122,23 +124,23 @@ def _is_finished(config: Config, folder: Path) -> bool:
     summary = read_summary(folder)
     if summary is None or summary["status"] != "done" or config.checkpoint.resume.isdecimal():
         return False
-    before = recorded(folder / "config.yml")  # as it is: it may be of another version
+    before = recorded(folder / "config.yml")  # as recorded: it may be of another version
     changes = differences(before, as_mapping(config)) if before else []
     if summary["step"] < config.steps and changes:
         return False
     print(f"{folder} is finished: step {summary['step']}, final loss {summary['final_loss']}. Nothing was done.")
     if changes:
         print("  this configuration differs from that of the run:", *changes, sep="\n    ")
-    print(f"  look at it   {folder}/report.html")
+    print(f"  report       {folder}/report.html")
     if any((folder / "checkpoints").glob("*")):
-        print(f"  use it       python -m nnxtrain.generate {folder}")
+        print(f"  generate     python -m nnxtrain.generate {folder}")
     more = (
         f"steps={2 * max(config.steps, summary['step'])}"
         if summary["step"] >= config.steps
         else "data.epochs: the data ended before steps"
     )
-    print(f"  go on        with more {more}")
-    print(f"  start anew   choose another run_name=NAME, or delete {folder}")
+    print(f"  continue     with more {more}")
+    print(f"  start over   choose another run_name=NAME, or delete {folder}")
     return True
 
 

@@ -245,7 +245,7 @@ def test_rows_that_devices_cannot_share_are_refused_with_the_next_that_fits(tmp_
     assert guarded(main, [str(TINY), f"output_dir={tmp_path}", *words]) == 2
     error = capsys.readouterr().err
     assert "8 devices" in error
-    assert f"the next that fits is {fits}" in error
+    assert f"the next valid value is {fits}" in error
     assert list(tmp_path.iterdir()) == []
 
 

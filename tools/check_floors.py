@@ -1,7 +1,7 @@
-"""Fails on an import that goes upward, a cycle, a file without a floor, or a function or file that is too long.
+"""Fails on an upward import, an import cycle, a file without a floor, or a function or file that is too long.
 
-The table is the layout of the house: each module stands on a floor and imports only from lower ones; on one floor, only
-inside its own folder. Floor 0 is one folder.
+The table is the layout of the package: each module is on a floor (a layer) and imports only from lower ones; on one
+floor, only inside its own folder. All of floor 0 counts as one folder.
 """
 
 import ast
@@ -16,7 +16,7 @@ PACKAGE = "nnxtrain"
 
 
 class Row(NamedTuple):
-    """A file or folder of the layout: its floor, its noun, its target in lines a file."""
+    """A file or folder of the layout: its floor, its purpose, its target in lines per file."""
 
     floor: int
     purpose: str
@@ -27,18 +27,18 @@ FLOORS = {
     "train": Row(9, "command: train", 120),
     "launch": Row(9, "command: several processes on one machine", 140),
     "evaluate": Row(9, "command: evaluate only", 120),
-    "generate": Row(9, "command: text from a run", 120),
+    "generate": Row(9, "command: text generation", 120),
     "aot": Row(9, "command: compile only, and its reports", 160),
-    "profiling.__main__": Row(9, "command: what traces say", 120),
+    "profiling.__main__": Row(9, "command: figures from traces", 120),
     "run": Row(8, "one run from start to end", 180),
-    "run.run": Row(8, "the parts of a run and what happens to them in turn", 270),
-    "cli": Row(8, "command lines, and answers without a run", 120),
+    "run.run": Row(8, "sets up a run, runs it, cleans up", 270),
+    "cli": Row(8, "command lines, and what they answer without a run", 120),
     "build": Row(7, "the composition root: the only room that sees the whole configuration", 200),
     "loops": Row(6, "the training loop and the evaluation loop", 120),
-    "metrics": Row(6, "what is written of a run, for programs and people", 160),
+    "metrics": Row(6, "metrics, reports and samples of a run", 160),
     "checkpoint": Row(6, "orbax, when to save, stacking of layers", 180),
-    "profiling": Row(6, "which steps are traced, what a trace says", 150),
-    "engine": Row(5, "what runs one step", 170),
+    "profiling": Row(6, "which steps are traced, figures from traces", 150),
+    "engine": Row(5, "executes one step", 170),
     "steps": Row(4, "pure functions of state and batch", 80),
     "models": Row(3, "module trees, stacks, sampling", 130),
     "nn": Row(2, "leaf layers", 150),
@@ -47,7 +47,7 @@ FLOORS = {
     "tokenizers": Row(2, "text to ids", 120),
     "sharding": Row(2, "devices to mesh, rules, layout, audit", 120),
     "host": Row(1, "streams, signals, files, other processes", 120),
-    "hardware": Row(1, "figures of chips, devices that are not here", 60),
+    "hardware": Row(1, "figures of chips, topologies to compile for", 60),
     "config": Row(0, "schema and loader", 220),
     "state": Row(0, "TrainStateNNX", 60),
     "types": Row(0, "batch, metrics, open points", 220),
@@ -55,14 +55,18 @@ FLOORS = {
     "tags": Row(0, "names of activations", 40),
     "errors": Row(0, "errors with exit codes", 50),
 }
-NEIGHBOURS = {("data", "tokenizers"), ("loops", "metrics"), ("run", "cli")}  # share a floor and a purpose
-LAZY = 8  # from this floor on a function may import, so that --help and refusals are instant
+NEIGHBOURS = {
+    ("data", "tokenizers"),
+    ("loops", "metrics"),
+    ("run", "cli"),
+}  # rooms on one floor that may import each other
+LAZY = 8  # from this floor up, functions may import, so that --help and configuration errors are instant
 LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FUNCTION, MOST_PARAMETERS = 400, 60, 15, 6
 SLACK = 1.5  # a file may be this many times its target
 
 
 def main(root: Path) -> int:
-    """Prints each breach below `root`; returns 1 if there is any."""
+    """Prints each violation below `root`; returns 1 if there is any."""
     problems: list[str] = []
     lengths: list[int] = []
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((root / PACKAGE).rglob("*.py"))}
@@ -79,7 +83,7 @@ def main(root: Path) -> int:
         problems += [f"{path}:{problem}" for problem in size_problems(path, tree, FLOORS[room])]
         lengths += [length(node) for node in functions(tree)]
     if (median := statistics.median(lengths)) >= MEDIAN_FUNCTION:
-        problems.append(f"the median function has {median} lines; fewer than {MEDIAN_FUNCTION} are wanted")
+        problems.append(f"the median function has {median} lines; the limit is below {MEDIAN_FUNCTION}")
     for problem in problems:
         print(problem)
     return 1 if problems else 0
@@ -92,7 +96,7 @@ def room_of(parts: Sequence[str]) -> str:
 
 
 def import_problems(tree: ast.Module, room: str) -> Iterator[str]:
-    """Yields imports that `room` may not make."""
+    """Yields imports that are not allowed in `room`."""
     floor = FLOORS[room].floor
     for node, target in imports(tree):
         other = FLOORS.get(target)
@@ -135,21 +139,21 @@ def cycles(trees: dict[str, ast.Module]) -> Iterator[str]:
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        yield f"a cycle of imports: {' → '.join(error.args[1][::-1])}"
+        yield f"import cycle: {' → '.join(error.args[1][::-1])}"
 
 
 def size_problems(path: Path, tree: ast.Module, row: Row) -> Iterator[str]:
-    """Yields files and functions that are too long, and functions of too many parameters."""
+    """Yields files and functions that are too long, and functions with too many parameters."""
     lines = len(path.read_text(encoding="utf-8").splitlines())
     if lines > min(LONGEST_FILE, SLACK * row.target):
         yield f"1: {lines} lines; the target is {row.target}"
     for node in functions(tree):
         if length(node) > LONGEST_FUNCTION:
-            yield f"{node.lineno}: {node.name} has {length(node)} lines; {LONGEST_FUNCTION} are the most"
+            yield f"{node.lineno}: {node.name} has {length(node)} lines; the limit is {LONGEST_FUNCTION}"
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         count = sum(argument.arg not in ("self", "cls") for argument in arguments)
         if count > MOST_PARAMETERS:
-            yield f"{node.lineno}: {node.name} has {count} parameters; {MOST_PARAMETERS} are the most"
+            yield f"{node.lineno}: {node.name} has {count} parameters; the limit is {MOST_PARAMETERS}"
 
 
 def functions(tree: ast.Module) -> list[ast.FunctionDef]:

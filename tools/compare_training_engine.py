@@ -1,20 +1,20 @@
-"""`python tools/compare_training_engine.py CONFIG.yml [key=val ...]`: is the split engine equal, and what does it cost?
+"""`python tools/compare_training_engine.py CONFIG.yml [key=val ...]`: is the split engine correct, and how fast?
 
-A cycle is `m_steps` microbatches of `batch.global_size / batch.accum_steps` rows. The tool's own words:
+A cycle is `m_steps` microbatches of `batch.global_size / batch.accum_steps` rows. The tool's own options:
 
     suite=all|parity|metrics|accumulation|benchmark
         parity        weights, moments, counters and gradients, by path, against the single step and one large batch
-        metrics       every metric of every step, decisions to skip among them
+        metrics       every metric of every step, including decisions to skip
         accumulation  what is in the accumulator before and after each update
-        benchmark     time, host time and memory of both, in turn; never part of whether the tool fails
-    types=float32,bfloat16  types of computation in which the suites run
-    m_steps=5         microbatches of a cycle
-    n_iterations=10   timed cycles of each side
-    profile=false     whether cycles are traced, after the timed ones, and the trace is read back
-    profile_dir=DIR   where the trace is written
-    report=FILE       the figures as JSON
+        benchmark     time, host time and memory of both, in turn; does not affect the exit code
+    types=float32,bfloat16  compute dtypes in which the suites run
+    m_steps=5         microbatches per cycle
+    n_iterations=10   timed cycles per side
+    profile=false     whether to trace further cycles after the timed ones, and print figures of the trace
+    profile_dir=DIR   folder for the trace
+    report=FILE       write the figures as JSON
 
-Exit codes: 0 both are equal, 1 they are not, 2 configuration or usage.
+Exit codes: 0 equal within tolerance, 1 not equal, 2 configuration or usage.
 """
 
 import argparse
@@ -54,7 +54,7 @@ MIB = 1 / 2**20
 
 
 class Check(NamedTuple):
-    """One comparison: what, the largest difference and where, what is admitted."""
+    """One comparison: what, the largest difference and where, the tolerance."""
 
     suite: str
     what: str
@@ -64,17 +64,19 @@ class Check(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is admitted."""
+        """Whether the difference is within the tolerance."""
         return self.error <= self.limit
 
 
 def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = None) -> int:
-    """Compares, measures, prints; returns the exit code. `registry` holds engines from outside the package."""
+    """Compares, measures, prints; returns the exit code. `registry` contains engines from outside the package."""
     form = argparse.RawDescriptionHelpFormatter
     name = "tools/compare_training_engine.py"
     parser = argparse.ArgumentParser(prog=name, description=__doc__, allow_abbrev=False, formatter_class=form)
     parser.add_argument("config", metavar="CONFIG.yml")
-    parser.add_argument("words", nargs="*", metavar="name=value", help="own words, and keys that win over the file")
+    parser.add_argument(
+        "words", nargs="*", metavar="name=value", help="options of the tool, and keys that override the file"
+    )
     arguments = parse(argv, parser)
     own, rest = split_words(arguments.words, OWN)
     config = load(arguments.config, rest)
@@ -103,7 +105,7 @@ def main(argv: Sequence[str] | None = None, *, registry: "Registry | None" = Non
 
 
 def check_words(own: dict[str, Any]) -> None:
-    """Refuses values that the tool's own words cannot have."""
+    """Raises ConfigError for invalid values of the tool's own options."""
     if own["suite"] not in SUITES:
         raise ConfigError(f"suite={echo(own['suite'])} is not one of {', '.join(SUITES)}")
     if unknown := set(own["types"].split(",")) - {"float32", "bfloat16"}:
@@ -113,7 +115,7 @@ def check_words(own: dict[str, Any]) -> None:
     if own["m_steps"] < 1 or own["n_iterations"] < 1:
         raise ConfigError(f"m_steps={own['m_steps']} n_iterations={own['n_iterations']}: each must be at least 1")
     if own["profile_dir"] and Path(own["profile_dir"]).is_file():
-        raise ConfigError(f"profile_dir={echo(own['profile_dir'])} is a file; a folder is wanted")
+        raise ConfigError(f"profile_dir={echo(own['profile_dir'])} is a file, not a folder")
     if own["profile"] == "true" and own["suite"] not in ("all", "benchmark"):
         raise ConfigError(f"profile=true traces the cycles of suite=benchmark, and suite={own['suite']} has none")
 
@@ -136,12 +138,12 @@ def compared(
 
 
 def parity(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
-    """Yields what becomes of weights, moments, counters and gradients."""
+    """Compares weights, moments, counters and gradients."""
     from tools.engine_trial import TOLERANCES, worst
 
     limit = TOLERANCES[kind]["arrays"]
     for ours, theirs in pairs_of(trial):
-        found = worst(trial.courses[ours].arrays, trial.courses[theirs].arrays)
+        found = worst(trial.outcomes[ours].arrays, trial.outcomes[theirs].arrays)
         yield Check("parity", f"state, {kind}, {ours} against {theirs}", *found, limit)
     for theirs in ("single step", "large batch"):
         found = worst(trial.gradients["engine"], trial.gradients[theirs])
@@ -149,11 +151,11 @@ def parity(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
 
 
 def metrics(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
-    """Yields what becomes of every metric of every step; counts, rates and decisions must be the same."""
+    """Compares every metric of every step; counts, rates and decisions must be identical."""
     from tools.engine_trial import LOSSES, TOLERANCES, worst
 
     for ours, theirs in pairs_of(trial):
-        sides = (trial.courses[ours].metrics, trial.courses[theirs].metrics)
+        sides = (trial.outcomes[ours].metrics, trial.outcomes[theirs].metrics)
         names = sorted(sides[0][0].keys() | sides[1][0].keys())
         for name in names:
             series = ({str(step): row[name] for step, row in enumerate(side) if name in row} for side in sides)
@@ -167,7 +169,7 @@ def metrics(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
 
 
 def accumulation(kind: str, trial: "Trial", microbatches: int) -> Iterator[Check]:
-    """Yields whether the accumulator counts each microbatch and is empty after each update."""
+    """Checks that the accumulator counts each microbatch and is empty after each update."""
     for step, (before, after, is_zero) in enumerate(trial.counts):
         error = abs(before - microbatches) + abs(after) + (not is_zero)
         yield Check("accumulation", f"count and sums, {kind}", f"step {step}", float(error), 0.0)
@@ -179,7 +181,7 @@ CHECKS = {"parity": parity, "metrics": metrics, "accumulation": accumulation}
 def pairs_of(trial: "Trial") -> list[tuple[str, str]]:
     """Returns which sides are compared."""
     pairs = [("engine", "single step"), ("engine", "large batch"), ("first step", "not compiled")]
-    return [pair for pair in pairs if pair[1] in trial.courses]
+    return [pair for pair in pairs if pair[1] in trial.outcomes]
 
 
 def measured(
@@ -214,7 +216,7 @@ def measured(
 
 
 def print_checks(checks: list[Check]) -> None:
-    """Prints each comparison on a line: the largest difference, what is admitted, what was compared, and where."""
+    """Prints a line per comparison: the largest difference, the tolerance, what was compared, and where."""
     print(f"{'error':>9} {'limit':>7}")
     for check in checks:
         sign = " " if check.holds else "!"
@@ -222,14 +224,14 @@ def print_checks(checks: list[Check]) -> None:
 
 
 def print_figures(figures: dict[str, Any]) -> None:
-    """Prints both sides, one column each."""
+    """Prints the figures of both sides, one column each."""
     from benchmarks.figures import shown
     from nnxtrain.aot.show import print_table
 
     lines = (
         ("cycle, ms", "cycle_s", 1e3),
         ("host dispatch, ms", "dispatch_s", 1e3),
-        ("device after that, ms", "device_s", 1e3),
+        ("device after dispatch, ms", "device_s", 1e3),
         ("tokens/s", "tokens_per_s", 1.0),
         ("compile, s", "compile_s", 1.0),
         ("peak, MiB", "peak_bytes", MIB),
@@ -244,10 +246,10 @@ def print_figures(figures: dict[str, Any]) -> None:
 
 
 def use_large_pages() -> None:
-    """Restarts this process with large pages, where the C library supports them; both sides then use them.
+    """Restarts this process with huge pages, if the C library supports them; both sides then use them.
 
-    XLA allocates the temporaries of a CPU program anew for each execution, and touching them page by page takes longer
-    than the work of the engine. The single step, whose microbatches are in a loop inside one program, pays once.
+    On CPU XLA allocates the temporaries of a program anew for each execution, and page faults then cost more than the
+    engine itself. The single step, whose microbatches are a loop inside one program, pays once.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"

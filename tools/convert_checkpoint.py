@@ -1,6 +1,6 @@
-"""`python tools/convert_checkpoint.py RUN_DIR OUTPUT_DIR layout=scanned|unrolled [step=N]`: stacks or separates layers.
+"""`python tools/convert_checkpoint.py RUN_DIR OUTPUT_DIR layout=scanned|unrolled [step=N]`: converts layers.
 
-The output is a run directory that trains, evaluates and generates like the first; the numbers are the same bit for bit.
+The output is a run directory that trains, evaluates and generates like the original, with bitwise equal weights.
 """
 
 import argparse
@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN_DIR", type=Path)
     parser.add_argument("output", metavar="OUTPUT_DIR", type=Path)
     parser.add_argument(
-        "words", nargs="*", metavar="key=val", help="layout=scanned or unrolled; step=N, else the newest"
+        "words", nargs="*", metavar="key=val", help="layout=scanned or unrolled; step=N, default the newest"
     )
     arguments = parse(argv, parser)
     own, rest = split_words(arguments.words, {"layout": "", "step": -1})
     if rest or own["layout"] not in LAYOUTS:
         raise ConfigError(f"expected layout=scanned or layout=unrolled, got '{echo(' '.join(rest) or own['layout'])}'")
     if not (arguments.run / "config.yml").is_file():
-        raise ConfigError(f"{arguments.run} is no run directory: it holds no config.yml")
+        raise ConfigError(f"{arguments.run} is not a run directory: it contains no config.yml")
     if arguments.output.exists():
         raise ConfigError(f"{arguments.output} exists; choose another folder")
     step = convert(arguments.run, arguments.output, layout=own["layout"], step=own["step"])

@@ -1,4 +1,4 @@
-"""What the split engine costs beside the single step: time of a cycle, of the host's part of it, memory, traces."""
+"""Cost of the split engine and the single step: time of a cycle, host time, memory, traces."""
 
 import time
 from pathlib import Path
@@ -39,7 +39,7 @@ def batch_of(program: Program) -> Batch:
 
 
 def cycle(engine: Engine, batch: Batch) -> tuple[float, float]:
-    """Takes a step and waits for it; returns the seconds until the host had started all of it, and until its end."""
+    """Runs a step and waits for it; returns the seconds until it was dispatched, and until it was finished."""
     began = time.perf_counter()
     metrics = engine.step(batch)
     started = time.perf_counter()
@@ -48,12 +48,12 @@ def cycle(engine: Engine, batch: Batch) -> tuple[float, float]:
 
 
 def measure(sides: dict[str, Side], iterations: int, *, compiles: CompileLog) -> dict[str, Any]:
-    """Returns figures of both sides, which take cycles in turn, A B A B, after one each to warm up.
+    """Returns figures of both sides, which run cycles in turn, A B A B, after a warm-up cycle each.
 
     Args:
         sides: by name, `baseline` and `engine`.
-        iterations: cycles of each side that count.
-        compiles: since before the sides were made.
+        iterations: timed cycles per side.
+        compiles: log of compilations, started before the sides were made.
     """
     batches = {name: batch_of(side.program) for name, side in sides.items()}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
@@ -92,9 +92,9 @@ def peak_bytes(side: Side) -> int:
 
 
 def trace(sides: dict[str, Side], iterations: int, folder: Path) -> Digest:
-    """Takes `iterations` cycles of each side once more under the profiler; returns the figures of the trace.
+    """Runs `iterations` more cycles of each side under the profiler; returns the figures of the trace.
 
-    Nothing that is timed is traced: tracing costs both sides, and not the same.
+    Timed cycles are not traced: tracing slows both sides, not equally.
     """
     batches = {name: batch_of(side.program) for name, side in sides.items()}
     options = ProfileOptions()

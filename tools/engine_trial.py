@@ -1,8 +1,8 @@
 """The trial of `compare_training_engine.py`: the same steps by the split engine, the single step, one large batch.
 
 Batches have uneven masks and padding and, where there are several microbatches, an empty one; the learning rate falls;
-dropout and z-loss are on. Clipping binds, and a batch with a single target is a spike that the guard leaves out: a
-trial in which one of these two did not happen proves nothing and is refused.
+dropout and z-loss are on. Gradients are clipped, and a batch with a single target is a spike that the guard skips: a
+trial in which one of these two did not happen proves nothing and is an error.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ TRIAL = (
     f"optimizer.clip_norm={CLIP_NORM} optimizer.eps=1e-4 loss.z_loss=1e-3 model.dropout=0.1 schedule.name=linear "
     "schedule.warmup_steps=0 steps=8 debug.on_nonfinite=skip debug.spike_deviations=3 debug.spike_warmup_steps=2"
 ).split()
-STEPS, SPIKE = 5, 3  # steps of a trial, and the one whose batch has a single target
+STEPS, SPIKE = 5, 3  # number of steps, and the step whose batch has a single target
 
-# largest difference: of metrics relative to the value, of arrays relative to the largest value of the leaf
+# tolerances: of metrics relative to the value, of arrays relative to the largest value of the leaf
 TOLERANCES = {"float32": {"metrics": 1e-5, "arrays": 1e-5}, "bfloat16": {"metrics": 2e-2, "arrays": 1e-1}}
 LOSSES = 1e-6  # of losses in float32
 
@@ -36,17 +36,17 @@ Arrays = dict[str, np.ndarray]
 
 
 class Worst(NamedTuple):
-    """The largest difference of two trees: where, and how large beside the largest value there."""
+    """The largest difference between two trees: its path, and its size relative to the largest value there."""
 
     path: str
     error: float
 
 
-class UpdateContext(NamedTuple):
-    """What one side made of the trial.
+class Outcome(NamedTuple):
+    """Results of one side of the trial.
 
     Attributes:
-        metrics: of each step, python numbers.
+        metrics: of each step, as Python numbers.
         arrays: weights, moments, counters and guard at the end, by path.
     """
 
@@ -55,29 +55,29 @@ class UpdateContext(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What all sides made of it.
+    """Results of all sides.
 
     Attributes:
-        courses: by side.
-        gradients: of the first step, divided by its targets, by path, of each side that has them.
-        counts: microbatches in the sums before and after each update, and whether the sums were zero after it.
+        outcomes: by side.
+        gradients: of the first step, per target, by path, of each side that has them.
+        counts: accumulated microbatches before and after each update, and whether the sums were zero after it.
     """
 
-    courses: dict[str, UpdateContext]
+    outcomes: dict[str, Outcome]
     gradients: dict[str, Arrays]
     counts: list[tuple[int, int, bool]]
 
 
 class WatchedEngine:
-    """Drives the split engine microbatch by microbatch, and notes what is in its sums.
+    """Drives the split engine microbatch by microbatch, and records its sums.
 
     Attributes:
-        gradients: of the first step, divided by its targets, by path.
+        gradients: of the first step, per target, by path.
         counts: as in `Trial`.
     """
 
     def __init__(self, engine: SplitEngine):
-        """Gives the engine its initial state."""
+        """Initialises the engine."""
         engine.initialise()
         self._engine = engine
         self.gradients: Arrays = {}
@@ -97,15 +97,15 @@ class WatchedEngine:
         return metrics
 
     def state(self) -> TrainStateNNX:
-        """Returns the state of the moment."""
+        """Returns the current state."""
         return self._engine.state()
 
 
 class EagerEngine:
-    """The split engine's functions, called from python one after another; nothing around them is compiled."""
+    """Calls the functions of the split engine from Python, one after another, without `jax.jit`."""
 
     def __init__(self, program: Program):
-        """Draws the initial state."""
+        """Initialises the state."""
         self._program = program
         self._state = jax.jit(program.make_state)()
 
@@ -120,7 +120,7 @@ class EagerEngine:
         return metrics
 
     def state(self) -> TrainStateNNX:
-        """Returns the state of the moment."""
+        """Returns the current state."""
         return self._state
 
 
@@ -133,18 +133,18 @@ def program_of(path: str, words: list[str], *, rows: int, microbatches: int, reg
 def run_trial(
     path: str, words: list[str], *, rows: int, microbatches: int, not_compiled: bool, registry: Registry
 ) -> Trial:
-    """Returns what each side made of the trial.
+    """Runs the trial on each side; returns the results.
 
     Args:
         path: of the configuration.
-        words: that win over it, the type of computation among them.
+        words: that override it, including the compute dtype.
         rows: of a microbatch.
         microbatches: of a step.
-        not_compiled: whether the first step is also taken operation by operation, which takes its time.
+        not_compiled: whether to run the first step operation by operation too, which is slow.
         registry: in which `engine.name` is looked up.
 
     Raises:
-        UserError: clipping or the spike guard had nothing to do, so that the trial proves nothing.
+        UserError: nothing was clipped or skipped, so that the trial proves nothing.
     """
     own = [*words, *TRIAL]
     many = program_of(path, [*own, "engine.name=split"], rows=rows, microbatches=microbatches, registry=registry)
@@ -154,39 +154,39 @@ def run_trial(
     engine = many.make_engine()
     if not isinstance(engine, SplitEngine):
         raise UserError(f"engine.name=split is {type(engine).__name__} here, which takes no microbatches")
-    courses = {
+    outcomes = {
         "single step": follow(single, _started(single.make_engine()), batches),
         "large batch": follow(one, _started(one.make_engine()), batches),
         "first step": follow(many, WatchedEngine(engine), batches[:1]),
     }
     watched = WatchedEngine(engine)
-    courses["engine"] = follow(many, watched, batches)
-    if not_compiled and many.mesh.size == 1:  # jax runs a `shard_map` over some axes of a mesh only when it is compiled
-        courses["not compiled"] = follow(many, EagerEngine(many), batches[:1])
-    metrics = courses["single step"].metrics
+    outcomes["engine"] = follow(many, watched, batches)
+    if not_compiled and many.mesh.size == 1:  # jax can run a `shard_map` over some axes of a mesh only under jit
+        outcomes["not compiled"] = follow(many, EagerEngine(many), batches[:1])
+    metrics = outcomes["single step"].metrics
     clipped = sum(row["grad_norm"] > CLIP_NORM and not row["skipped"] for row in metrics)
     skipped = [number for number, row in enumerate(metrics) if row["skipped"]]
     if not clipped or not skipped:
-        raise UserError(f"the trial proves nothing: {clipped} steps were clipped, {len(skipped)} were left out")
+        raise UserError(f"the trial proves nothing: {clipped} steps were clipped, {len(skipped)} were skipped")
     gradients = {
         "engine": watched.gradients,
         "single step": gradients_of(single, batches[0]),
         "large batch": gradients_of(one, batches[0]),
     }
-    return Trial(courses, gradients, watched.counts)
+    return Trial(outcomes, gradients, watched.counts)
 
 
-def follow(program: Program, engine: Any, batches: list[Arrays]) -> UpdateContext:
-    """Returns what an engine, or what stands in for one, makes of batches, leaves `[m*b ...]`."""
+def follow(program: Program, engine: Any, batches: list[Arrays]) -> Outcome:
+    """Returns the results of an engine, or a stand-in for one, for batches with leaves `[m*b ...]`."""
     metrics = []
     for rows in batches:
         values = engine.step(put(program, rows))
         metrics.append({name: value.item() for name, value in jax.device_get(values).items()})
     arrays = by_path(nnx.state(engine.state()))
-    for name in ("loss", "norm"):  # a variance loses its digits where the mean is large; the mean of squares keeps them
+    for name in ("loss", "norm"):  # a variance is ill-conditioned if the mean is large; compare the mean of squares
         square = f"guard/{name}_square/value"
         arrays[square] = arrays[square] + arrays[f"guard/{name}_mean/value"] ** 2
-    return UpdateContext(metrics, arrays)
+    return Outcome(metrics, arrays)
 
 
 def put(program: Program, rows: Arrays) -> Batch:
@@ -196,7 +196,7 @@ def put(program: Program, rows: Arrays) -> Batch:
 
 
 def gradients_of(program: Program, rows: Arrays) -> Arrays:
-    """Returns what `collect` of a step, compiled on its own, finds for the initial weights, by path."""
+    """Returns the gradients of the initial weights by `collect` of a step, compiled on its own, by path."""
     graph, state = nnx.split(jax.jit(program.make_state)())
     collect: Callable[..., Any] = jax.jit(
         lambda state, batch: program.functions.collect(nnx.merge(graph, state), batch)
@@ -205,7 +205,7 @@ def gradients_of(program: Program, rows: Arrays) -> Arrays:
 
 
 def _gradients(sums: Sums) -> Arrays:
-    """Returns gradients divided by the targets, by path."""
+    """Returns gradients per target, by path."""
     parts, grads = jax.device_get(sums)
     return {path: leaf / parts.targets for path, leaf in by_path(grads).items()}
 
@@ -240,7 +240,7 @@ def by_path(tree: Any) -> Arrays:
 
 
 def worst(got: Mapping[str, Any], want: Mapping[str, Any]) -> Worst:
-    """Returns the largest difference of two trees of numbers, by path; a path of one alone is infinitely far away."""
+    """Returns the largest difference between two trees of numbers; a path that one lacks differs infinitely."""
     if alone := sorted(got.keys() ^ want.keys()):
         return Worst(f"{alone[0]}: only in {'the engine' if alone[0] in got else 'the other'}", float("inf"))
     return max((Worst(path, _error(got[path], want[path])) for path in want), key=lambda found: found.error)

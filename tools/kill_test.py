@@ -1,8 +1,8 @@
-"""`python tools/kill_test.py CONFIG.yml [rounds=10] [seed=0] [key=val ...]`: kills runs and shows that nothing is lost.
+"""`python tools/kill_test.py CONFIG.yml [rounds=10] [seed=0] [key=val ...]`: kills runs; nothing may be lost.
 
-A reference run is left alone. In each round the same run is started, killed with SIGKILL at a random moment between its
-first step and its end, and started again until it is done. Its curve and its final weights must equal those of the
-reference bit for bit. Exits 0 only if that holds in every round.
+A reference run is not interrupted. In each round the same run is started, killed with SIGKILL at a random moment
+between its first step and its end, and started again until it is done. Its loss curve and its final weights must be
+bitwise equal to those of the reference. Exits 0 only if that holds in every round.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from nnxtrain.config.load import load  # noqa: E402
 from nnxtrain.errors import ConfigError, UserError  # noqa: E402
 from tools.words import split_words  # noqa: E402
 
-DEFAULTS = ("checkpoint.every_steps=5", "log.tensorboard=false")  # weaker than the words given
+DEFAULTS = ("checkpoint.every_steps=5", "log.tensorboard=false")  # overridden by the words given
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "targets", "tokens", "epoch")
 PATIENCE_S = 600
 
 
 class Kill(NamedTuple):
-    """One SIGKILL: rows on disk when it came, and whether it came while a checkpoint was being written."""
+    """One SIGKILL: rows on disk at that moment, and whether a checkpoint was being written."""
 
     step: int
     in_save: bool
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.append(f"output_dir={folder}")
         reference = Path(folder) / "reference"
         seconds = finish([*command, "run_name=reference"], reference)
-        print(f"reference: {len(curve(reference))} steps, {seconds:.2f} s from the first one to the end")
+        print(f"reference: {len(curve(reference))} steps, {seconds:.2f} s from the first to the end")
         held = 0
         for number in range(1, own["rounds"] + 1):
             run = Path(folder) / f"round_{number}"
@@ -77,12 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"round {number}/{own['rounds']}: killed at step {kill.step}, {'equal' if all(same) else 'DIFFERENT'}"
             )
     Console().print(table)
-    print(f"{held} of {own['rounds']} rounds equal the run that was left alone")
+    print(f"{held} of {own['rounds']} rounds equal the run that was not interrupted")
     return 0 if held == own["rounds"] else 1
 
 
 def kill_once(command: list[str], run: Path, *, within_s: float, draw: random.Random) -> Kill:
-    """Starts a run until it was killed alive after its first step, at most `within_s` later; returns the kill."""
+    """Starts a run and kills it at most `within_s` after its first step, again if it ended before; returns the kill."""
     while True:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
         _wait_for_a_step(process, run)
@@ -94,14 +94,14 @@ def kill_once(command: list[str], run: Path, *, within_s: float, draw: random.Ra
             return Kill(len(curve(run)), saving)
         if process.returncode != 0:
             raise UserError(f"{run.name} ended by itself with {process.returncode}: {errors.decode().strip()}")
-        shutil.rmtree(run)  # it was done before the kill: once more
+        shutil.rmtree(run)  # it finished before the kill: try again
 
 
 def finish(command: list[str], run: Path) -> float:
-    """Runs a command to its end; returns the seconds from its first step on.
+    """Runs a command to its end; returns the seconds from its first step to its end.
 
     Raises:
-        UserError: it ended with another exit code than 0.
+        UserError: its exit code was not 0.
     """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT)
     _wait_for_a_step(process, run)
@@ -119,7 +119,7 @@ def _wait_for_a_step(process: subprocess.Popen[bytes], run: Path) -> None:
 
 
 def curve(run: Path) -> list[dict[str, Any]]:
-    """Returns the whole rows of training steps of a run."""
+    """Returns the complete rows of the training steps of a run."""
     path = run / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [row for row in map(json.loads, lines) if row["kind"] == "train"]

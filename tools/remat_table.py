@@ -1,9 +1,9 @@
 """`python tools/remat_table.py CONFIG.yml [compiled=true] [report=FILE] [key=val ...]`: what each remat policy costs.
 
-For each policy: the bytes that are kept for the backward pass, of a layer and of the whole model, for one microbatch,
-all devices together; how many of these are in host memory; and the FLOPs of matrix products that a step computes a
-second time, also as a share of those of a step without remat. All this is read from the jaxpr: nothing is compiled, and
-no array is made. `compiled=true` compiles the step for one device as well, and adds the bytes of its temporaries.
+For each policy: the bytes saved for the backward pass, by one layer and by the whole model, for one microbatch, over
+all devices; how many of these are in host memory; and the FLOPs of matrix products that a step recomputes, also as a
+fraction of the FLOPs of a step without remat. These are read from the jaxpr: nothing is compiled and no array is
+allocated. `compiled=true` also compiles the step for one device, and adds the bytes of its temporaries.
 """
 
 import argparse
@@ -35,15 +35,15 @@ SWITCH = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one policy; bytes are of one microbatch, FLOPs of one step, both of all devices together.
+    """Cost of one policy; bytes of one microbatch, FLOPs of one step, both over all devices.
 
     Attributes:
-        layer_bytes: kept for the backward pass by one layer.
-        model_bytes: kept by all layers, embedding, head and loss.
+        layer_bytes: saved for the backward pass by one layer.
+        model_bytes: saved by all layers, embedding, head and loss.
         host_bytes: how many of the latter are in host memory.
-        recomputed_flops: of the matrix products that the backward pass computes a second time.
-        recomputed_share: the same over the FLOPs of a step without remat.
-        temp_bytes: of the compiled step; None where that was not asked for, or where this backend cannot offload.
+        recomputed_flops: of the matrix products that the backward pass recomputes.
+        recomputed_share: the same as a fraction of the FLOPs of a step without remat.
+        temp_bytes: of the compiled step; None if it was not compiled, or if this backend cannot offload.
     """
 
     layer_bytes: float
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table_of(costs: Mapping[str, Cost]) -> Table:
-    """Returns the costs as people read them."""
+    """Returns the costs as a table."""
     table = Table("policy", "layer\nMiB", "model\nMiB", "on host\nMiB", "again\nGFLOP", "again\nshare")
     compiled = any(cost.temp_bytes is not None for cost in costs.values())
     if compiled:
@@ -95,7 +95,7 @@ def table_of(costs: Mapping[str, Cost]) -> Table:
 
 
 def compare(config: Config, *, compiled: bool) -> dict[str, Cost]:
-    """Returns the cost of each policy, and of the tags that `config` names, if it does."""
+    """Returns the cost of each policy, and of the custom policy of `config`, if it has one."""
     remats = [RematConfig(policy=name) for name in POLICIES] + [config.remat] * (config.remat.policy == "custom")
     least = gradient_flops(replace(config, remat=RematConfig(policy="none")))
     return {remat.policy: cost_of(replace(config, remat=remat), least, compiled=compiled) for remat in remats}

@@ -1,4 +1,4 @@
-"""Separates a tool's own words `name=value` from keys of the configuration."""
+"""Separates a tool's own `name=value` options from keys of the configuration."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from nnxtrain.errors import ConfigError
 
 
 def split_words(words: Iterable[str], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the tool's own words with their values, and the words that are left.
+    """Returns the values of the tool's own options, and the remaining words.
 
     Args:
         words: of the command line.
-        own: name → default; the type of the default is that of the value.
+        own: name → default, whose type is that of the option.
 
     Raises:
-        ConfigError: a value is not of the type.
+        ConfigError: a value does not have the type.
     """
     values: dict[str, Any] = dict(own)
     rest: list[str] = []

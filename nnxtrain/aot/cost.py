@@ -1,4 +1,4 @@
-"""What one compiled program needs of its devices: memory, FLOPs, communication, and which of these limits it."""
+"""Cost of one compiled program: memory, FLOPs, communication, and which of these limits it."""
 
 import math
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ class Memory:
 
     Attributes:
         arguments: state and batch.
-        outputs: of which `aliased` reuse the memory of arguments.
-        aliased: arguments whose memory outputs reuse.
-        temporaries: what the program needs while it runs.
-        code: of the program.
-        peak: arguments, or what stays on a device if that is more; outputs not aliased, temporaries and code. At least
-            what the compiler itself gives as its peak: for small programs libtpu reports no temporaries.
-        host: in the memory of the host, such as offloaded activations; not part of the others.
+        outputs: results; `aliased` bytes of them are in the memory of donated arguments.
+        aliased: outputs in the memory of donated arguments.
+        temporaries: what the program allocates while it runs.
+        code: the program itself.
+        peak: arguments (or what stays on the device, if more), outputs not aliased, temporaries and code; at least the
+            peak that the compiler reports, since libtpu reports no temporaries for small programs.
+        host: in host memory, such as offloaded activations; not included in the others.
     """
 
     arguments: int
@@ -37,14 +37,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The least seconds that one execution takes on one device, and what limits it.
+    """Lower bounds on the seconds of one execution on one device, and what limits it.
 
     Attributes:
-        compute_s: FLOPs of the matrix products, recomputation included, at the chip's peak.
-        memory_s: bytes that the program reads and writes, each loop's body once, at the bandwidth of the chip's memory.
-        network_s: bytes that a device sends, at the bandwidth of its links, all of them busy.
-        binds: compute, memory or network: the longest.
-        least_s: the longest; what overlaps costs nothing, what does not comes on top.
+        compute_s: FLOPs of the matrix products, recomputation included, at the chip's peak rate.
+        memory_s: bytes accessed, each loop body counted once, at the bandwidth of HBM.
+        network_s: bytes that a device sends, at the bandwidth of all its links together.
+        binds: the largest of the three: compute, memory or network.
+        least_s: the largest of the three, which assumes that everything overlaps.
     """
 
     compute_s: float
@@ -56,25 +56,25 @@ class Roofline:
 
 @dataclass
 class ProgramReport:
-    """One program: what is known of one execution, lowered or compiled; None is not known."""
+    """Figures of one execution of one program, lowered or compiled; None means not known."""
 
     name: str
-    executions: int  # in a step; 0 for the evaluation
+    executions: int  # per step; 0 for the evaluation
     lower_s: float
     hlo_hash: str
-    product_flops: float  # of all devices, from the jaxpr: matrix products, recomputation included
-    unknown_flops: list[str] = field(default_factory=list)  # kernels whose FLOPs are unknown, and not in product_flops
+    product_flops: float  # matrix products on all devices, from the jaxpr, recomputation included
+    unknown_flops: list[str] = field(default_factory=list)  # kernels of unknown FLOPs, not in product_flops
     compile_s: float | None = None
     memory: Memory | None = None
-    compiler_flops: float | None = None  # of one device; the compiler counts each loop's body once
+    compiler_flops: float | None = None  # of one device; the compiler counts each loop body once
     bytes_accessed: float | None = None  # of one device, likewise
     collectives: list[Total] = field(default_factory=list)
     roofline: Roofline | None = None
-    problem: str | None = None  # why the compiler failed
-    needed_bytes: float | None = None  # of one device, if the compiler reports it when it fails
+    problem: str | None = None  # why compilation failed
+    needed_bytes: float | None = None  # of one device, if the compiler reports it on failure
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON has them."""
+        """Returns the fields as JSON types."""
         return asdict(self) | {"collectives": [total._asdict() for total in self.collectives]}
 
 
@@ -83,9 +83,9 @@ def memory_of(stats: Any, *, resident: int) -> Memory:
 
     Args:
         stats: jax's `CompiledMemoryStats` of a program.
-        resident: bytes that stay on a device between programs; one that does not use all of them has fewer arguments.
+        resident: bytes that stay on a device between programs; a program may take only some of them as arguments.
     """
-    others = max(resident - stats.argument_size_in_bytes, 0)  # what stays beside the arguments
+    others = max(resident - stats.argument_size_in_bytes, 0)  # resident bytes that are not arguments
     kept = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     code = max(stats.generated_code_size_in_bytes, 0)
     host = stats.host_argument_size_in_bytes + stats.host_output_size_in_bytes - stats.host_alias_size_in_bytes
@@ -114,7 +114,7 @@ def add_compiled(
         report: of the lowered program.
         compiled: the program.
         mesh: devices by axis.
-        chip: the chip that it is compiled for, or None where its figures are not known.
+        chip: figures of the target, or None if they are not known.
         resident: bytes that stay on a device between programs.
     """
     cost = compiled.cost_analysis() or {}

@@ -1,4 +1,4 @@
-"""Text of an optimised program (`compiled.as_text()`) → its collectives: along which axes, how often, how many bytes.
+"""Finds the collectives in optimised HLO (`compiled.as_text()`): along which axes, how often, how many bytes.
 
 The compiler rewrites collectives. On TPU one that overlaps with matrix products appears in each of their fusions (only
 the first counts here), a reduce-scatter may be an all-reduce in a fusion of that name, or a gather a loop of permutes.
@@ -27,19 +27,19 @@ class Collective(NamedTuple):
     """One collective of a program, as one device sees it."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute
-    axes: tuple[str, ...]  # of the mesh, that it goes along; () where no set of axes gives its groups
+    axes: tuple[str, ...]  # mesh axes of its groups; () if no set of axes forms them
     count: int  # type: ignore[assignment]  # executions in a run, all branches of conditionals taken; hides tuple.count
-    bytes_: int  # of one execution: of the whole array for all-gather and reduce-scatter, else of what one device holds
-    group: int  # devices in a group; all of the mesh where the form of the groups is not known
+    bytes_: int  # of one execution: the whole array for all-gather and reduce-scatter, else the part of one device
+    group: int  # devices in a group; all of the mesh if the groups cannot be parsed
 
     def link_bytes(self) -> float:
-        """Returns the bytes that one device sends in one execution, where a group is a ring."""
+        """Returns the bytes that one device sends in one execution, assuming ring algorithms."""
         others = (self.group - 1) / self.group
         return self.bytes_ * {"all-reduce": 2 * others, "collective-permute": 1}.get(self.kind, others)
 
 
 class Total(NamedTuple):
-    """All collectives of one kind along the same axes, in a run: how many, their bytes, what one device sends."""
+    """All collectives of one kind along the same axes in one execution: count, bytes, bytes sent by one device."""
 
     kind: str
     axes: tuple[str, ...]
@@ -64,10 +64,10 @@ class _Program(NamedTuple):
 
 
 def collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
-    """Returns the collectives of a program in the order in which it runs them.
+    """Returns the collectives of a program in execution order.
 
     Args:
-        text: of an optimised program. A loop counts once where the text does not give its iterations.
+        text: of an optimised program. A loop whose trip count is not in the text counts once.
         mesh_shape: size by axis, in the order of the mesh that the program was compiled for.
     """
     program, found = _read(text), []
@@ -83,7 +83,7 @@ def collectives(text: str, mesh_shape: Mapping[str, int]) -> list[Collective]:
 
 
 def totals(found: Sequence[Collective]) -> list[Total]:
-    """Returns a row for each kind and axes, the most bytes on links first."""
+    """Returns a row for each kind and axes, sorted by bytes sent, most first."""
     rows = []
     for key in dict.fromkeys((one.kind, one.axes) for one in found):
         same = [one for one in found if (one.kind, one.axes) == key]
@@ -117,7 +117,7 @@ def _executions(program: _Program, computation: str, count: int) -> Iterator[tup
 
 
 def _turns(loop: _Instruction, program: _Program) -> int:
-    """Returns the iterations of a loop, on TPU from start, step and end of its counter; 1 if the text lacks them."""
+    """Returns the trip count of a loop, on TPU from start, step and end of its counter; 1 if it is not known."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.words):
         return int(known[1])
     condition, body = (next(op for op in program.computations[name] if op.root) for name in loop.called)
@@ -134,7 +134,7 @@ def _turns(loop: _Instruction, program: _Program) -> int:
 
 
 def _constant(op: _Instruction, program: _Program) -> int | None:
-    """Returns the integer that an instruction gives, or None where it is no constant."""
+    """Returns the integer value of an instruction, or None if it is not a constant."""
     while op.code.startswith("copy"):
         op = program.named[op.operands[0]]
     number = re.match(r"(-?\d+)\)", op.words)
@@ -163,7 +163,7 @@ def _axes_and_group(words: str, mesh_shape: Mapping[str, int]) -> tuple[tuple[st
 
 
 def _groups(words: str, devices: int) -> np.ndarray | None:
-    """Returns devices `[groups devices]`, numbered in the order of the mesh, or None where their form is not known."""
+    """Returns devices `[groups devices]`, numbered in mesh order, or None if they cannot be parsed."""
     if mesh := _MESH.search(words):
         sizes = {name: int(size) for name, size in re.findall(r"'(.+?)'=(\d+)", mesh[1])}
         taken = [list(sizes).index(name) for name in re.findall(r"'(.+?)'", mesh[2])]
@@ -175,5 +175,7 @@ def _groups(words: str, devices: int) -> np.ndarray | None:
         return grid.transpose(order).reshape(-1, int(iota[1]))
     if written := _WRITTEN.search(words):
         return np.array([[int(one) for one in ids.split(",")] for ids in written[1][1:-1].split("},{")])
-    named = "replica_groups=" in words and "replica_groups={}" not in words  # without names all are one group
+    named = (
+        "replica_groups=" in words and "replica_groups={}" not in words
+    )  # an empty list means one group of all devices
     return None if named else np.arange(devices)[None]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-# kernels that a jaxpr says nothing about; a `pallas_call` may have a cost estimate
+# kernels whose FLOPs are not in the jaxpr; a `pallas_call` may have a cost estimate
 OPAQUE = ("pallas_call", "ffi_call", "tpu_custom_call")
 OPAQUE_PREFIX = "dot_product_attention_"  # of cuDNN
 
@@ -28,8 +28,8 @@ _TIMES: dict[str, Callable[[Mapping[str, Any]], int]] = {"scan": lambda params: 
 def products_of(jaxpr: Any) -> Products:
     """Returns the matrix products of a jaxpr on all devices, those of a scan once for each iteration.
 
-    A product of ragged groups counts the rows that there are, each with its own group. A Pallas kernel counts what its
-    cost estimate says; one without an estimate, and any other kernel that jax cannot look into, is unknown.
+    A ragged product counts each row once, with its own group. A Pallas kernel counts its cost estimate; one without an
+    estimate, and any other opaque kernel, is unknown.
     """
     flops = 0
     unknown: dict[str, None] = {}  # an ordered set

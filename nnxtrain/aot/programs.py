@@ -31,7 +31,7 @@ from nnxtrain.state import is_trained
 EVALUATION = "eval_step"
 PER_MICROBATCH = "fwd_bwd"  # runs once for each microbatch of a step
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-TOO_LARGE = "RESOURCE_EXHAUSTED"  # the status of a compiler that finds no room
+TOO_LARGE = "RESOURCE_EXHAUSTED"  # the status of the compiler if a program does not fit
 
 
 def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], None]) -> Report:
@@ -39,8 +39,8 @@ def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], No
 
     Args:
         config: of the run, with `aot.topology`.
-        registry: that its names are looked up in.
-        say: called before each compile, which may take minutes.
+        registry: tables in which names are looked up.
+        say: prints a line before each compilation, which may take minutes.
 
     Raises:
         ConfigError: there are no such devices, or they cannot form the mesh.
@@ -85,7 +85,7 @@ def compile_ahead(config: Config, registry: Registry, *, say: Callable[[str], No
 
 
 def _empty_report(program: Program) -> Report:
-    """Returns the report as far as it is known before anything is lowered."""
+    """Returns the report as it is before anything is lowered."""
     config, kind = program.config, program.mesh.devices.flat[0].device_kind
     chip, words = chip_of(kind), config.aot
     tokens = config.batch.global_size * config.batch.sequence
@@ -124,7 +124,7 @@ def owners_of(program: Program) -> Owners:
 def _compiled(
     one: ProgramReport, lowered: jax.stages.Lowered, options: dict[str, str | bool]
 ) -> jax.stages.Compiled | None:
-    """Returns the compiled program, or None if it does not fit into memory; the report then says so."""
+    """Returns the compiled program, or None, with the problem in the report, if it does not fit into memory."""
     began = time.monotonic()
     try:
         with quiet(), without_compilation_cache():
@@ -141,11 +141,11 @@ def _compiled(
 
 
 def suggestions(program: Program, report: Report) -> list[str]:
-    """Returns keys that should make a step fit, the cheapest first, estimated from the figures of the report."""
+    """Returns settings that should make a step fit, cheapest first, estimated from the figures of the report."""
     config = program.config
-    if report.fits_device:  # the host is too small
+    if report.fits_device:  # host memory is too small
         return ["remat.policy=full", f"batch.accum_steps={2 * config.batch.accum_steps}"]
-    room = 0.9 * (report.hbm_bytes or 0.0)  # the estimate may be less than what is needed
+    room = 0.9 * (report.hbm_bytes or 0.0)  # the estimate may be too low
     fixed = report.state_bytes + report.owners.gradients
     found = []
     if fixed < room:
@@ -158,4 +158,4 @@ def suggestions(program: Program, report: Report) -> list[str]:
         found += [f"batch.accum_steps={config.batch.accum_steps * enough[0]}"] if enough else []
     ways = math.ceil(1.25 * fixed * report.mesh["fsdp"] / room) if room else 0
     fsdp = 2 ** math.ceil(math.log2(max(ways, 2 * report.mesh["fsdp"])))
-    return [*found, f"mesh.fsdp={fsdp}, on a topology of as many devices"]
+    return [*found, f"mesh.fsdp={fsdp}, on a topology with that many devices"]

@@ -1,4 +1,4 @@
-"""What each remat policy keeps for the backward pass, read from the jaxpr of one microbatch: nothing is compiled."""
+"""Bytes that each remat policy saves for the backward pass, from the jaxpr of one microbatch; nothing is compiled."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,25 +18,25 @@ Loss = Callable[[nnx.State], jax.Array]  # of parameters
 
 
 class Kept(NamedTuple):
-    """Bytes that one microbatch keeps for its backward pass, all devices together, without weights and batch."""
+    """Bytes that one microbatch saves for its backward pass, over all devices, without weights and batch."""
 
     device: int
     host: int
 
 
 def kept_bytes(config: Config, registry: Registry, *, devices: list[jax.Device] | None = None) -> Kept:
-    """Returns what the policy of `config` keeps, on the first of `devices`; None for those of this process."""
+    """Returns the bytes that the policy of `config` saves, traced for the first of `devices` (None: this process's)."""
     (jaxpr,) = trace_loss(make_program(on_one_device(config), devices=devices, registry=registry), residuals)
     return residual_bytes(jaxpr)
 
 
 def residuals(loss: Loss, params: nnx.State) -> list[jax.Array]:
-    """Returns the arrays that wait for the backward pass of `loss`."""
+    """Returns the residuals that `loss` saves for its backward pass."""
     return jax.tree.leaves(jax.vjp(loss, params)[1])
 
 
 def residual_bytes(jaxpr: Any) -> Kept:
-    """Returns the bytes of the arrays that a jaxpr of `residuals` returns, but for its arguments."""
+    """Returns the bytes of the outputs of a jaxpr of `residuals` that are not also its arguments."""
     found = {var for var in jaxpr.outvars if not hasattr(var, "val")}.difference(jaxpr.invars, jaxpr.constvars)
     sizes = [(var.aval.memory_space == jax.memory.Space.Host, var.aval.size * var.aval.dtype.itemsize) for var in found]
     host = sum(size for on_host, size in sizes if on_host)
@@ -60,9 +60,9 @@ def trace_loss(program: Program, *functions: Callable[[Loss, nnx.State], Any]) -
 
 
 def bytes_by_policy(program: Program) -> dict[str, int]:
-    """Returns the bytes that each policy keeps on the device, of those that offload nothing, and of the program's own.
+    """Returns the bytes that each policy saves on the device; policies that offload are left out, except the program's.
 
-    They are those of a model of one group of layers; the order is the same for any number of groups.
+    They are for a model of one period of layers; the order of policies is the same for any number of layers.
     """
     config, devices = program.config, list(program.mesh.devices.flat)
     small = replace(config, model=replace(config.model, layers=config.model.period))
@@ -75,6 +75,6 @@ def bytes_by_policy(program: Program) -> dict[str, int]:
 
 
 def lighter_than(policy: str, kept: Mapping[str, int]) -> str | None:
-    """Returns the policy that keeps the most of those that keep less than `policy`, or None if there is none."""
+    """Returns the policy that saves the most of those that save less than `policy`, or None if there is none."""
     lighter = [name for name in kept if kept[name] < kept[policy]]
     return max(lighter, key=lambda name: kept[name], default=None)

@@ -1,4 +1,4 @@
-"""A report as text."""
+"""Prints a report as text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from nnxtrain.aot.cost import ProgramReport
 from nnxtrain.aot.report import Report
 from nnxtrain.host.text import bytes_text
 
-WIDTH = 120  # of a table, where a terminal's is not known
+WIDTH = 120  # of a table, if stdout is not a terminal
 
 
 def show(report: Report) -> None:
@@ -28,10 +28,10 @@ def show(report: Report) -> None:
         ("host memory", lambda one: bytes_text(one.memory and one.memory.host)),
         ("matrix TFLOP, all devices", _products),
         ("TFLOP by the compiler", lambda one: _number(one.compiler_flops, 1e-12)),
-        ("accessed", lambda one: bytes_text(one.bytes_accessed)),
+        ("bytes accessed", lambda one: bytes_text(one.bytes_accessed)),
         ("compute / memory / network, ms", _times),
         ("binds", lambda one: one.roofline.binds if one.roofline else "-"),
-        ("executions in a step", lambda one: str(one.executions)),
+        ("executions per step", lambda one: str(one.executions)),
         ("hash", lambda one: one.hlo_hash),
     )
     columns = ["per device", *(program.name for program in report.programs)]
@@ -39,12 +39,12 @@ def show(report: Report) -> None:
     for program in report.programs:
         show_collectives(program)
     owners = vars(report.owners).items()
-    print("held by  " + ", ".join(f"{name} {bytes_text(size)}" for name, size in owners if size is not None))
+    print("memory   " + ", ".join(f"{name} {bytes_text(size)}" for name, size in owners if size is not None))
     print(f"model    {report.model_flops / 1e12:,.4g} TFLOP a step by formula")
     if report.step_s is not None:
         print(f"a step   at least {_number(report.step_s, 1e3)} ms: MFU at most {_number(report.mfu_ceiling, 100)} %")
     if names := dict.fromkeys(name for program in report.programs for name in program.unknown_flops):
-        print(f"unknown  FLOPs of the kernels {', '.join(names)}: compute times and the step are lower bounds")
+        print(f"unknown  FLOPs of the kernels {', '.join(names)}: compute and step times are lower bounds")
     print(verdict(report))
     for line in report.suggestions:
         print(f"  try    {line}")
@@ -64,35 +64,35 @@ def show_collectives(program: ProgramReport) -> None:
         ]
         for total in program.collectives
     ]
-    print_table([f"{program.name}: collective", "along", "times", "each time", "sent by a device"], rows)
+    print_table([f"{program.name}: collective", "axes", "count", "bytes each", "sent by a device"], rows)
 
 
 def verdict(report: Report) -> str:
-    """Returns in one line whether device and host memory suffice, and by how much."""
+    """Returns one line: whether device and host memory suffice."""
     problems = [f"{program.name}: {program.problem}" for program in report.programs if program.problem]
     if problems:
         return f"does not fit: {problems[0]}"
     what = "peak" if report.peak_bytes is not None else "the state alone"
     device = f"{what} {bytes_text(report.peak_bytes or report.state_bytes)}"
     if report.hbm_bytes is None or report.free_bytes is None:
-        device += f"; the memory of {report.device_kind} is not known, set aot.hbm_gib"
+        device += f"; the memory of {report.device_kind} is not known; set aot.hbm_gib"
     else:
         device += f" of {bytes_text(report.hbm_bytes)}"
-        device += f", {bytes_text(-report.free_bytes)} too many" if report.free_bytes < 0 else ""
+        device += f", {bytes_text(-report.free_bytes)} too much" if report.free_bytes < 0 else ""
     words = [device]
     if report.host_bytes:
-        host = f"host memory {bytes_text(report.host_bytes)} a process"
+        host = f"host memory {bytes_text(report.host_bytes)}"
         if report.host_limit_bytes is None:
-            words.append(f"{host}; how much there is is not known, set aot.host_gib")
+            words.append(f"{host} per process, of an unknown size; set aot.host_gib")
         else:
             over = report.host_bytes - report.host_limit_bytes
-            words.append(f"{host} of {bytes_text(report.host_limit_bytes)}")
-            words[-1] += f", {bytes_text(over)} too many" if over > 0 else ""
+            words.append(f"{host} of {bytes_text(report.host_limit_bytes)} per process")
+            words[-1] += f", {bytes_text(over)} too much" if over > 0 else ""
     return {True: "fits: ", False: "does not fit: ", None: ""}[report.fits] + "; ".join(words)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """Prints rows of text below their columns; all but the first are set to the right."""
+    """Prints a table; all columns but the first are right-aligned."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -103,7 +103,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
 
 
 def show_cells(cells: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints the cells of a grid, those that fit and are predicted to be fastest first."""
+    """Prints the cells of a grid in the order given."""
     rows = [
         [
             words,

@@ -1,4 +1,4 @@
-"""A grid of configurations, compiled one after another in one process: one table, and the best that fits."""
+"""Compiles a grid of configurations in one process; prints a table and the best cell that fits."""
 
 import itertools
 import json
@@ -25,15 +25,15 @@ NONE_FITS = 3
 def sweep(config: Config, path: str, words: Sequence[str], registry: Registry) -> int:
     """Compiles every cell of the grid of `aot.sweep`, prints the table, names the best; returns the exit code.
 
-    A cell that cannot be compiled is a row with the reason: an impossible configuration does not fit; whether one fits
-    that failed for another reason is not known. With `aot.report` each cell is written as it is done, and a
-    grid that is started again leaves out those that are there.
+    A cell that cannot be compiled becomes a row with the reason; an invalid configuration counts as not fitting, any
+    other failure as not known. With `aot.report` each cell is written when it is done, and a grid that is started again
+    skips the cells that are there.
 
     Args:
-        config: the configuration without the words of any cell.
+        config: the configuration without the settings of any cell.
         path: of the file that it was loaded from.
         words: the overrides of the file.
-        registry: that names are looked up in.
+        registry: tables in which names are looked up.
     """
     file = Path(config.aot.report).expanduser() if config.aot.report else None
     base = [word for word in words if not word.startswith(("aot.sweep=", "aot.report="))]
@@ -43,11 +43,11 @@ def sweep(config: Config, path: str, words: Sequence[str], registry: Registry) -
     grid = [" ".join(cell) for cell in cells_of(str(config.aot.sweep))]
     began, new = time.monotonic(), 0
     for number, cell in enumerate(grid):
-        if "compile_s" in known.get(cell, {}):  # what could not be tried is tried again
+        if "compile_s" in known.get(cell, {}):  # cells that failed are tried again
             continue
         left = (time.monotonic() - began) / new * (len(grid) - number) if new else None
-        told = f", about {duration(left)} left" if left is not None else ""
-        print(f"{number + 1}/{len(grid)}  {cell}{told}", flush=True)
+        rest = f", about {duration(left)} left" if left is not None else ""
+        print(f"{number + 1}/{len(grid)}  {cell}{rest}", flush=True)
         known[cell] = _cell(path, [*base, *cell.split()], registry)
         new += 1
         if file:
@@ -78,7 +78,9 @@ def cells_of(words: str) -> Iterator[tuple[str, ...]]:
 def _cell(path: str, words: list[str], registry: Registry) -> dict[str, Any]:
     """Returns the figures of one cell."""
     try:
-        config = load(path, words, extra=registry.names(), say=lambda line: None)  # a cell may rob the file's keys
+        config = load(
+            path, words, extra=registry.names(), say=lambda line: None
+        )  # a cell may make keys of the file irrelevant
         report = compile_ahead(config, registry, say=lambda line: None)
     except (UserError, RuntimeError, ValueError) as error:
         fits = False if isinstance(error, ConfigError) else None
@@ -87,11 +89,11 @@ def _cell(path: str, words: list[str], registry: Registry) -> dict[str, Any]:
 
 
 def _refusal(grid: str, cells: Iterable[dict[str, Any]]) -> UserError:
-    """Returns what to say when no cell was compiled; the key is to blame only if none is a possible configuration."""
+    """Returns the error if no cell was compiled: a ConfigError only if every cell is an invalid configuration."""
     failed = [cell["problem"] for cell in cells if cell["fits"] is None]
     if failed:
         return UserError(f"no cell of the grid was compiled: {failed[0]}")
-    return ConfigError(f"aot.sweep={grid}: no cell is possible; {next(cell['problem'] for cell in cells)}")
+    return ConfigError(f"aot.sweep={grid}: no cell is a valid configuration: {next(cell['problem'] for cell in cells)}")
 
 
 def _figures(report: Report) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def _figures(report: Report) -> dict[str, Any]:
 
 
 def _rank(cell: dict[str, Any]) -> tuple[bool, float, float]:
-    """Returns what cells are sorted by: those that fit first, then predicted time, then memory."""
+    """Returns the sort key of a cell: those that may fit first, then by predicted time, then by memory."""
     missing = float("inf")
     return cell["fits"] is False, cell.get("step_s") or missing, cell.get("peak_bytes") or missing
 
@@ -117,7 +119,7 @@ def _read(file: Path, made_of: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the cells of a report.
 
     Raises:
-        ConfigError: the file is no grid, or one of another configuration or other versions.
+        ConfigError: the file is not a grid, or is one of another configuration or of other versions.
     """
     if not file.exists():
         return {}
@@ -125,7 +127,7 @@ def _read(file: Path, made_of: dict[str, Any]) -> dict[str, dict[str, Any]]:
         found = json.loads(file.read_text(encoding="utf-8"))
         cells, others = found.pop("cells"), found
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"aot.report={file} is there and holds no grid; choose another file") from error
+        raise ConfigError(f"aot.report={file} exists and is not a grid; choose another file") from error
     if others != made_of:
-        raise ConfigError(f"aot.report={file} holds the grid of another configuration; choose another file")
+        raise ConfigError(f"aot.report={file} is the grid of another configuration; choose another file")
     return cells

@@ -1,1 +1,1 @@
-"""The command line: words, questions about keys, and answers without a run."""
+"""Command lines, and what they can answer without a run."""

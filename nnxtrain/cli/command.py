@@ -1,4 +1,4 @@
-"""The command line that the entry points share: a configuration file, `key=val` words, and questions about keys."""
+"""The command line that the entry points share: a configuration file, `key=val` words, `--list-keys`."""
 
 import argparse
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from nnxtrain.config.checks import LEAVES, seldom_meant, value_at
+from nnxtrain.config.checks import LEAVES, dubious_settings, value_at
 from nnxtrain.config.echo import echo, visible
 from nnxtrain.config.load import load
 from nnxtrain.config.reads import show
@@ -25,13 +25,13 @@ from nnxtrain.host.streams import make_streams_last
 LAUNCHED = "NNXTRAIN_LAUNCHED"  # variable that holds the command line of `nnxtrain.launch` for the processes it starts
 
 EVERY_KEY = "*"  # the prefix of --list-keys alone
-LONGEST_MESSAGE = 400  # characters that a message about words, or a file's name in it, may have
-PAIRS = ("overrides", "words")  # arguments of key=val words, which have refusals of their own
-NAMES = {"config": "CONFIG.yml", "run": "RUN_DIR", "places": "DIR"}  # of arguments that are no flags
+LONGEST_MESSAGE = 400  # characters of a message about the command line, or of a file name in it
+PAIRS = ("overrides", "words")  # arguments of key=val words, which are checked elsewhere
+NAMES = {"config": "CONFIG.yml", "run": "RUN_DIR", "places": "DIR"}  # of positional arguments
 
 
 def make_parser(name: str, description: str, *, epilog: str) -> argparse.ArgumentParser:
-    """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its lines."""
+    """Returns the parser of the entry point `nnxtrain.NAME`; `epilog` keeps its line breaks."""
     return _Parser(
         prog=f"python -m nnxtrain.{name}",
         description=description,
@@ -42,15 +42,15 @@ def make_parser(name: str, description: str, *, epilog: str) -> argparse.Argumen
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses words in one line, foreign text escaped and cut."""
+    """Reports errors in one line, foreign text escaped and truncated."""
 
     def error(self, message: str) -> NoReturn:
-        """Prints the usage and what is wrong; exits with 2."""
+        """Prints the usage and the error; exits with 2."""
         super().error(echo(message, longest=LONGEST_MESSAGE))
 
 
 def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parses words and flags in any order; a flag that does not exist is refused with the way to write a key."""
+    """Parses words and flags in any order; the error for an unknown flag shows how to set a key."""
     arguments, unknown = parser.parse_known_intermixed_args(argv)
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
@@ -60,19 +60,15 @@ def parse(argv: Sequence[str] | None, parser: argparse.ArgumentParser) -> argpar
 
 
 def refuse_empty(arguments: argparse.Namespace) -> None:
-    """Refuses a flag, file or folder that is given as an empty word.
-
-    Raises:
-        ConfigError: names it.
-    """
+    """Raises ConfigError if a flag, file or folder is an empty string."""
     for name, value in vars(arguments).items():
         if value == "" or (isinstance(value, list) and "" in value and name not in PAIRS):
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{NAMES.get(name, flag)} '': an empty word names nothing; see --help")
+            raise ConfigError(f"{NAMES.get(name, flag)} '': must not be empty; see --help")
 
 
 def answer_about_keys(arguments: argparse.Namespace) -> bool:
-    """Prints the keys that `--list-keys` asks for; tells whether it was asked."""
+    """Prints the keys that `--list-keys` selects; returns whether the flag was given."""
     if arguments.list_keys is None:
         return False
     found = list_keys("" if arguments.list_keys == EVERY_KEY else arguments.list_keys)
@@ -84,26 +80,28 @@ def answer_about_keys(arguments: argparse.Namespace) -> bool:
 
 
 def load_config(arguments: argparse.Namespace, *, command: str, extra: Mapping[str, Collection[str]] | None) -> Config:
-    """Loads the configuration that the words name for `nnxtrain.COMMAND`; `extra` is that of `load`.
+    """Loads the configuration for `nnxtrain.COMMAND`; `extra` is that of `load`.
 
-    Says what is allowed but has no effect on this command.
+    Prints a note for each key that has no effect on this command.
     """
     if arguments.config is None:
-        raise ConfigError("a configuration file is missing, such as configs/quickstart.yml; see --help")
-    if "=" in arguments.config and not os.path.exists(arguments.config):  # of Path, a name too long is an error
-        raise ConfigError(f"the first word must be a configuration file, not '{echo(arguments.config)}'; see --help")
+        raise ConfigError("a configuration file is required, such as configs/quickstart.yml; see --help")
+    if "=" in arguments.config and not os.path.exists(arguments.config):  # Path.exists fails if a name is too long
+        raise ConfigError(
+            f"the first argument must be a configuration file, not '{echo(arguments.config)}'; see --help"
+        )
     config = load(arguments.config, arguments.overrides, extra=extra, say=note)
     for path in sorted(config.given):
         rule, value = LEAVES[path].declared.metadata["read"], value_at(config, path)
         if rule is not None and rule.command not in ("", command) and value != LEAVES[path].default:
             note(f"{path}={show(value)} has no effect here: it is read by python -m nnxtrain.{rule.command}")
-    for line in seldom_meant(config):
+    for line in dubious_settings(config):
         note(line)
     return config
 
 
 def note(line: str) -> None:
-    """Tells what is allowed, and perhaps not what was meant."""
+    """Prints a note about something that is allowed but may not be intended."""
     print(f"note: {visible(line)}", file=sys.stderr)
 
 
@@ -112,21 +110,21 @@ def print_config(config: Config) -> None:
     print(to_yaml(config), end="")
 
 
-def leave_on_signals() -> None:
-    """Ends the process in good order on SIGTERM and SIGINT, as long as there is nothing to save."""
+def exit_on_signals() -> None:
+    """Makes SIGTERM and SIGINT end the process at once, while there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         print(f"{signal.Signals(number).name}: nothing to save; exiting", file=sys.stderr, flush=True)
         os._exit(STOPPED)
 
-    if threading.current_thread() is threading.main_thread():  # elsewhere signals are the caller's
+    if threading.current_thread() is threading.main_thread():  # in other threads signals belong to the caller
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, leave)
 
 
 @contextlib.contextmanager
 def traced(config: Config) -> Iterator[None]:
-    """Prints where an error came from, if `debug.traceback` asks for it."""
+    """Prints the traceback of an error if `debug.traceback` is set."""
     try:
         yield
     except (UserError, OSError):
@@ -136,13 +134,13 @@ def traced(config: Config) -> Iterator[None]:
 
 
 def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> int:
-    """Runs an entry point; what a user can cause ends with one message and the exit code of its kind."""
+    """Runs an entry point; errors that a user can cause become one message and their exit code."""
     try:
         return main(argv)
     except UserError as error:
         print(f"error: {visible(error)}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:  # a file or folder that somebody else made, moved or filled
+    except OSError as error:  # a file or folder that is missing, not writable or on a full disk
         print(f"error: {explain(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -151,7 +149,7 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
 
 
 def run(main: Callable[..., int], **options: Any) -> NoReturn:
-    """Runs an entry point on the words of the command line and ends the process with its exit code.
+    """Runs an entry point on the command line and exits with its exit code.
 
     Whatever happens to the standard streams, the exit code is that of the work. After a failure the process ends at
     once: orbax's threads would wait on for minutes after a save that failed.

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run would be, by arithmetic alone; nothing is compiled, allocated or written."""
+"""`--dry-run`: sizes of a run, by arithmetic alone; nothing is compiled, allocated or written."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from nnxtrain.sharding.layout import MeshLayout
 def dry_run(config: Config, registry: Registry) -> int:
     """Prints parameters, tokens per step and bytes per device; returns the exit code.
 
-    The mesh may be larger than this machine; that is said, not refused. Of text files the first MiB is read.
+    The mesh may be larger than this machine; that is reported, not refused. Only the first MiB of text files is read.
     """
     files = check_text(config.data) if config.data.source == "text" else 0
     program, layout, mesh = _planned(config, registry)
@@ -50,17 +50,17 @@ def dry_run(config: Config, registry: Registry) -> int:
         ("gradients per device", bytes_text(gradients)),
         ("batch per device", bytes_text(batch / pieces)),
         ("profile windows", windows),
-        ("data files", f"{files}, of each the first MiB was read" if files else "not read"),
+        ("data files", f"{files}; only the first MiB of each was read" if files else "not read"),
     ):
         print(f"{name:22}{text}")
-    print("parameter, [shape], mesh axes that cut its dimensions, bytes per device:")
+    print("parameter, [shape], mesh axes that shard its dimensions, bytes per device:")
     for part in parts:
         print(f"  {part}")
     return 0
 
 
 def _planned(config: Config, registry: Registry) -> tuple[Program, MeshLayout, str]:
-    """Returns the program of a run, its layout, and its mesh in words; a mesh larger than this machine is abstract."""
+    """Returns the program of a run, its layout, and its mesh as text; a mesh larger than this machine is abstract."""
     try:
         program = make_program(config, registry=registry)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""`--show-schedule`: the learning rate of every update as a plot and a table; no step is compiled."""
+"""`--show-schedule`: the learning rate over the run as a plot and a table; no step is compiled."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 64, 12  # of the plot, in characters
 
 
 def show_schedule(config: Config, registry: Registry) -> int:
-    """Prints the curve of a configuration; returns the exit code."""
+    """Prints the learning-rate schedule of a configuration; returns the exit code."""
     peak, phases = config.optimizer.learning_rate, phases_of(config.schedule, config.steps)
     updates = np.arange(config.steps)
     rates = np.asarray(make_schedule(config.schedule, peak=peak, steps=config.steps, table=registry.schedules)(updates))
@@ -28,7 +28,7 @@ def show_schedule(config: Config, registry: Registry) -> int:
 
 
 def plot(values: np.ndarray) -> list[str]:
-    """Returns `values` `[n]`, none negative, as lines of text: a column is the largest of its share of them."""
+    """Returns a plot of `values` `[n]`, not negative, as lines of text; a column shows the maximum of its values."""
     shares = np.array_split(values, min(len(values), WIDTH))
     top = values.max() or 1.0
     heights = [round(float(share.max() / top) * (HEIGHT - 1)) for share in shares]

@@ -1,4 +1,4 @@
-"""What is saved, and what a second start does."""
+"""When to save, what to keep, and what to do when a run is started again."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,32 +15,36 @@ ENABLED = when("checkpoint.enabled", True)
 class CheckpointConfig:
     """Checkpoints of the whole state under `checkpoints/STEP/`."""
 
-    enabled: bool = key(True, "save at the end of the run, and as often as the keys below say")
-    every_steps: int = key(0, "steps between two saves; 0 = at the end only", span="[0, inf)", read=ENABLED)
+    enabled: bool = key(True, "save at the end of the run, and as often as every_steps and every_minutes say")
+    every_steps: int = key(0, "save every so many steps; 0 = at the end only", span="[0, inf)", read=ENABLED)
     every_minutes: float | None = key(
-        None, "minutes between two saves; null = by steps alone", span="[0, 1000000]", read=ENABLED
+        None, "save every so many minutes; null = by steps alone", span="[0, 1000000]", read=ENABLED
     )
-    keep_last: int = key(2, "newest checkpoints that are kept", span="[1, inf)", read=ENABLED)
+    keep_last: int = key(2, "how many of the newest checkpoints are kept", span="[1, inf)", read=ENABLED)
     keep_every: int = key(
-        0, "keep those of steps that are multiples of this for good; 0 = none", span="[0, inf)", read=ENABLED
+        0, "checkpoints at multiples of this step are never deleted; 0 = none", span="[0, inf)", read=ENABLED
     )
-    keep_best: str | None = key(None, "held-out set whose lowest loss is kept for good; null = none", read=ENABLED)
-    background: bool = key(True, "write while the loop goes on", read=ENABLED)
+    keep_best: str | None = key(
+        None, "held-out set; the checkpoint with the lowest loss on it is never deleted; null = none", read=ENABLED
+    )
+    background: bool = key(True, "write checkpoints asynchronously, while training continues", read=ENABLED)
     resume: str = key(
-        "auto", "a used directory: auto = go on if it can, never = refuse, must = go on, STEP = from there each time"
+        "auto",
+        "auto = resume if there is a checkpoint, must = refuse to start without one, "
+        "never = refuse a used directory, STEP = resume from that step",
     )
-    init_from: str | None = key(None, "run directory whose newest weights, as trained, a fresh run starts from")
+    init_from: str | None = key(None, "run directory whose newest weights (not their averages) a new run starts from")
     init_include: tuple[str, ...] = key(
-        ("*",), "patterns of the parameter paths that init_from reads", read=when("checkpoint.init_from")
+        ("*",), "patterns of the parameter paths to read from init_from", read=when("checkpoint.init_from")
     )
     init_exclude: tuple[str, ...] = key(
-        (), "patterns of the parameter paths that init_from leaves alone", read=when("checkpoint.init_from")
+        (), "patterns of the parameter paths not to read from init_from", read=when("checkpoint.init_from")
     )
-    ocdbt: bool = key(True, "few files for many arrays", read=ENABLED)
-    zarr3: bool = key(False, "zarr version 3 for the arrays", read=ENABLED)
+    ocdbt: bool = key(True, "write OCDBT: few files for many arrays", read=ENABLED)
+    zarr3: bool = key(False, "write arrays as zarr version 3", read=ENABLED)
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
-        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        """Returns the checks of this section; each yields what is wrong and how to fix it."""
         return (self._resume(),)
 
     def _resume(self) -> Iterator[Problem]:

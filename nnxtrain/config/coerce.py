@@ -1,4 +1,4 @@
-"""Written text → the declared type."""
+"""Converts text of a file or command line to the declared type of a key."""
 
 import math
 import re
@@ -21,8 +21,8 @@ def coerce(word: Word, kind: Any, choices: tuple[str, ...]) -> Any:
     """Returns the value of `word` as `kind`: bool, int, float, str, `tuple[str, ...]`, or one of these `| None`.
 
     Raises:
-        LookupError: the text is none of `choices`.
-        ValueError: the text is no such value; says what was expected and what was written.
+        LookupError: the text is not one of `choices`.
+        ValueError: the text is not such a value; says what was expected and what was written.
     """
     if isinstance(kind, types.UnionType):
         if word.is_null:
@@ -86,7 +86,7 @@ _SCALARS: dict[type, Callable[[str], Any]] = {bool: _bool, int: _int, float: _fl
 
 
 def name_of(kind: Any) -> str:
-    """Returns the type as people read it: `int`, `float or null`, `list`."""
+    """Returns the type for `--list-keys`: `int`, `float or null`, `list`."""
     if isinstance(kind, types.UnionType):
         members = [name_of(member) for member in typing.get_args(kind) if member is not type(None)]
         return " or ".join([*members, "null"])

@@ -1,4 +1,4 @@
-"""What runs one step."""
+"""How a step is executed."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ class EngineConfig:
 
     name: str = key(
         "single",
-        "the step as one program, or as one for a microbatch and one for the update",
+        "single = one program for the whole step; split = one for a microbatch and one for the update",
         choices=("single", "split"),
     )
     max_inflight: int = key(
         2,
-        "updates of the split engine that may be under way at a time",
+        "updates of the split engine that may be dispatched and not finished",
         span="[1, inf)",
         read=when("engine.name", "split"),
     )

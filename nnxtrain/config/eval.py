@@ -1,4 +1,4 @@
-"""When and how the held-out sets are read."""
+"""When and how to evaluate."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,12 @@ HELD_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Evaluation of every named set; always at the end, and a sample of text with it."""
+    """Evaluation on every held-out set, always at the end too; each writes a sample of text."""
 
-    every_steps: int = key(0, "steps between two evaluations; 0 = at the end only", span="[0, inf)")
+    every_steps: int = key(0, "evaluate every so many steps; 0 = at the end only", span="[0, inf)")
     global_size: int = key(
-        0, "sequences per forward pass, all devices; 0 = those of a microbatch", span="[0, 16777216]"
+        0, "sequences per forward pass, over all devices; 0 = those of a microbatch", span="[0, 16777216]"
     )
-    max_batches: int | None = key(None, "batches read of each set; null = all", span="[1, inf)", read=HELD_OUT.mildly())
+    max_batches: int | None = key(
+        None, "batches of each held-out set; null = all", span="[1, inf)", read=HELD_OUT.only_noted()
+    )

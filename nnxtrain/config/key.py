@@ -23,21 +23,21 @@ def key(
     """Declares a field of a section.
 
     Args:
-        default: the value when no one gives the key.
-        doc: one line for people; says the unit.
-        choices: the names that are admitted; empty admits any value of the type.
-        span: the numbers that are admitted, as an interval: `[0, 1)` holds 0 but not 1, `(0, inf)` no 0 and has no end.
-        planned: the part that reads the key does not exist yet: only the default is admitted.
-        read: the condition under which the key is read at all; None is always.
+        default: the value when the key is not set.
+        doc: one line, for `--list-keys`; states the unit.
+        choices: the valid names; empty allows any value of the type.
+        span: the valid numbers, as an interval: `[0, 1)` contains 0 but not 1.
+        planned: what reads the key does not exist yet: only the default is valid.
+        read: the condition under which the key is read; None means always.
     """
     rules = {"doc": doc, "choices": choices, "span": span, "planned": planned, "read": read}
     return field(default=default, metadata=rules)
 
 
 def problem_of(declared: Field, value: Any) -> str | None:
-    """Returns what is wrong with `value` by the declaration alone, or None."""
+    """Returns what is wrong with `value` according to the declaration alone, or None."""
     if declared.metadata["planned"] and value != declared.default:
-        return f"{show(value)} is not built yet; only the default, {show(declared.default)}, works"
+        return f"{show(value)} is not implemented yet; only the default, {show(declared.default)}, works"
     span = declared.metadata["span"]
     if value is None or not span:
         return None
@@ -49,5 +49,5 @@ def problem_of(declared: Field, value: Any) -> str | None:
     if isinstance(value, int) and value > LARGEST:
         return f"{value} must be at most {LARGEST}"
     if 0 < abs(value) < SMALLEST:
-        return f"{value} must be 0 or at least {SMALLEST:.3g}; nearer to 0, float32 holds no number"
+        return f"{value} must be 0 or at least {SMALLEST:.3g}; smaller numbers are 0 in float32"
     return None

@@ -1,4 +1,4 @@
-"""YAML and `key=val` words → the frozen `Config`. All problems are reported at once."""
+"""Loads YAML and `key=val` words into the frozen `Config`. All problems are reported at once."""
 
 import difflib
 import re
@@ -9,11 +9,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from nnxtrain.config.checks import LEAVES, SECTIONS, problems_together, unread, value_at, without
+from nnxtrain.config.checks import LEAVES, SECTIONS, combined_problems, unread, value_at, without
 from nnxtrain.config.coerce import coerce
 from nnxtrain.config.echo import echo, has_surrogates
 from nnxtrain.config.key import problem_of
-from nnxtrain.config.lookup import none_of
+from nnxtrain.config.lookup import not_one_of
 from nnxtrain.config.maxtext import MAXTEXT_KEYS
 from nnxtrain.config.presets import MESH_PRESETS, PRESETS
 from nnxtrain.config.schema import Config
@@ -23,12 +23,12 @@ from nnxtrain.errors import ConfigError
 SHORT_NAMES = {"lr": "optimizer.learning_rate", "wd": "optimizer.weight_decay", "batch_size": "batch.global_size"}
 LONGEST_KEY = 100  # characters of an unknown key that are compared with the known ones
 PRESETS_OF = {"model": PRESETS, "mesh": MESH_PRESETS}
-# what a preset or another key may decide: a recorded configuration tells those that nobody gave, and derives them again
-FILLABLE = {
+# derived from a preset or another key unless set: a recorded configuration shows them, and they are derived again
+DERIVABLE = {
     *(f"{section}.{name}" for section, presets in PRESETS_OF.items() for preset in presets.values() for name in preset),
     *("model.kv_heads", "model.head_dim", "model.mlp", "optimizer.b2", "optimizer.momentum"),
 }
-FREE_TEXT = ("generate.prompt",)  # also none at all, and NUL
+FREE_TEXT = ("generate.prompt",)  # may be empty, or contain NUL
 
 
 def load(
@@ -40,18 +40,18 @@ def load(
 ) -> Config:
     """Returns the configuration of `file` with `overrides` on top.
 
-    Weakest first: defaults, preset, file, command line. Sizes left at 0 are derived, `run_name` is filled in. A key
-    that is given and has no effect is refused.
+    Precedence, lowest first: defaults, preset, file, command line. Sizes of 0 are derived, `run_name` is filled in.
+    A key that is set and has no effect is refused.
 
     Args:
         file: path of a YAML file.
-        overrides: words `section.key=value`; a later one wins.
-        extra: dotted key → names that it admits beside its choices (entries that come from outside the package).
-        say: gets a line for each key of the file that `overrides` alone rob of its effect, which then is left out
-            instead of refused; and for each key that is mild, and always left out.
+        overrides: words `section.key=value`; later ones take precedence.
+        extra: dotted key → further valid names (entries from outside the package).
+        say: called with a line for each key that is ignored instead of refused: a key of the file that has no effect
+            only because of `overrides`, and any key that is `only_noted`.
 
     Raises:
-        ConfigError: lists every problem with its place, the value and what would be right.
+        ConfigError: lists every problem with its location, the value and how to fix it.
     """
     path = Path(file)
     file_words, file_problems = words_of_file(path)
@@ -60,11 +60,11 @@ def load(
     draft = _Draft.of([*file_words, *line_words], extra or {})
     config = draft.config(run_name=path.stem)
     sound = without(config, draft.broken)
-    together = dict.fromkeys(problems_together(sound))
+    together = dict.fromkeys(combined_problems(sound))
     found = [f"{_place(key, what, draft.places) or echo(path)}: {key}: {what}" for key, what in together]
     blamed = {key for key, _ in together} | draft.broken
     idle = {key: f"{draft.places[key]}: {key}: {what}" for key, what in _unread(draft, sound) if key not in blamed}
-    left_out = {key for key in idle if LEAVES[key].declared.metadata["read"].is_mild}
+    left_out = {key for key in idle if LEAVES[key].declared.metadata["read"].is_only_noted}
     if idle and say is not None:
         alone = _Draft.of(file_words, extra or {})
         of_file = dict(_unread(alone, without(alone.config(), alone.broken)))
@@ -80,13 +80,13 @@ def load(
 
 @dataclass
 class _Draft:
-    """Words on their way to a configuration.
+    """Words that are being turned into a configuration.
 
     Attributes:
-        given: typed value of each key that a word gives well.
-        places: where each key was written last.
+        given: typed value of each key that is set validly.
+        places: where each key was set last.
         problems: of single keys.
-        broken: keys that are refused, or that a misspelt one may mean: nothing can be said of them.
+        broken: keys with an invalid value, or that a misspelt key may mean: their value is unknown.
     """
 
     given: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Draft:
 
     @staticmethod
     def of(words: Iterable[Word], extra: Mapping[str, Collection[str]]) -> "_Draft":
-        """Returns the draft of `words`, of which a later one wins; `extra` is that of `load`."""
+        """Returns the draft of `words`; later ones take precedence; `extra` is that of `load`."""
         draft = _Draft()
         for word in words:
             if problem := draft.take(word, extra):
@@ -112,7 +112,7 @@ class _Draft:
         return draft
 
     def take(self, word: Word, extra: Mapping[str, Collection[str]]) -> str | None:
-        """Puts the typed value of a word into `given`, or returns the problem."""
+        """Adds the typed value of a word to `given`, or returns the problem."""
         if word.path in SECTIONS:
             return self._section(word)
         if word.path not in LEAVES:
@@ -134,10 +134,10 @@ class _Draft:
         self.broken.update(keys)
         if word.problem:
             return f"{word.path}: {word.problem}"
-        return f"{word.path} is a section, not a key; write one of its keys, such as {keys[0]}"
+        return f"{word.path} is a section, not a key; set one of its keys, such as {keys[0]}"
 
     def config(self, *, run_name: str = "run") -> Config:
-        """Returns the configuration, sizes derived, whatever its problems."""
+        """Returns the configuration, whatever its problems."""
         merged = _merge(self.given)
         parts = {name: kind(**merged[name].to_dict()) for name, kind in SECTIONS.items()}
         top = {path: merged[path] for path in LEAVES if "." not in path}
@@ -146,7 +146,7 @@ class _Draft:
         return Config(**top, **parts, given=frozenset(self.given))
 
     def without(self, keys: Collection[str]) -> "_Draft":
-        """Returns a draft in which nobody gave `keys`."""
+        """Returns a draft in which `keys` are not set."""
         return replace(self, given={path: value for path, value in self.given.items() if path not in keys})
 
 
@@ -154,7 +154,7 @@ def typed(word: Word, extra: Mapping[str, Collection[str]]) -> Any:
     """Returns the value of a word as the type of its key; `extra` is that of `load`.
 
     Raises:
-        ValueError: it has none; says what is wrong and what would be right.
+        ValueError: it has no valid value; says what is wrong and how to fix it.
     """
     leaf = LEAVES[word.path]
     built_in = leaf.declared.metadata["choices"]
@@ -164,7 +164,7 @@ def typed(word: Word, extra: Mapping[str, Collection[str]]) -> Any:
     try:
         value = coerce(word, leaf.type, choices)
     except LookupError as error:
-        raise ValueError(none_of(str(word.text), choices)) from error
+        raise ValueError(not_one_of(str(word.text), choices)) from error
     for text in value if isinstance(value, tuple) else (value,):
         if isinstance(text, str) and (problem := _problem_of_text(text, is_free=word.path in FREE_TEXT)):
             raise ValueError(problem)
@@ -175,38 +175,38 @@ def _problem_of_text(text: str, *, is_free: bool) -> str | None:
     if has_surrogates(text):
         return f"'{echo(text)}' is not UTF-8 text"
     if not text and not is_free:
-        return "'' is empty; leave the key out, or write null where it may be"
+        return "'' is empty; leave the key out, or write null if it is optional"
     if "\0" in text and not is_free:
-        return f"'{echo(text)}' holds a NUL byte, which no name can"
+        return f"'{echo(text)}' contains a NUL byte"
     return None
 
 
 def _without_filled_in(words: list[Word], extra: Mapping[str, Collection[str]]) -> list[Word]:
-    """Leaves out what a recorded configuration only tells, for people: it is to be derived again.
+    """Drops the derived values of a recorded configuration, so that they are derived again.
 
-    A value that differs from what the rest of the file makes of the key was written by hand, and counts.
+    A value that differs from the derived one was edited by hand, and counts.
     """
-    own = [word for word in words if not (word.filled_in and word.path in FILLABLE)]
+    own = [word for word in words if not (word.filled_in and word.path in DERIVABLE)]
     if len(own) == len(words):
         return words
     config = derived(_Draft.of(own, extra).config())
 
-    def is_told(word: Word) -> bool:
+    def is_derived(word: Word) -> bool:
         try:
             return word not in own and typed(word, extra) == value_at(config, word.path)
         except ValueError:
             return False
 
-    return [word for word in words if not is_told(word)]
+    return [word for word in words if not is_derived(word)]
 
 
 def derived(config: Config) -> Config:
-    """Returns `config` with what other keys decide filled in."""
+    """Returns `config` with derived values filled in."""
     return replace(config, model=config.model.derived(), optimizer=config.optimizer.derived())
 
 
 def _unread(draft: _Draft, sound: Config) -> Iterator[tuple[str, str]]:
-    """Yields each key that somebody gave and nothing reads, and why; `sound` is the draft's configuration."""
+    """Yields each key that is set and never read, and why; `sound` is the draft's configuration."""
     for path, value in draft.given.items():
         leaf = LEAVES[path]
         if leaf.declared.metadata["read"] is not None and path not in draft.broken and value != leaf.default:
@@ -234,7 +234,7 @@ def _value_in(merged: ConfigDict, path: str) -> Any:
 
 
 def _place(key: str, what: str, places: Mapping[str, str]) -> str | None:
-    """Returns where `key` was written, or else a key that the problem speaks of; None where neither was."""
+    """Returns where `key` was set, or else a key that the problem mentions; None if neither was set."""
     if key in places:
         return places[key]
     return next((place for path, place in places.items() if re.search(rf"\b{re.escape(path)}\b", what)), None)
@@ -247,9 +247,9 @@ def _report(problems: list[str]) -> str:
 
 
 def _nearest(path: str) -> tuple[list[str], str]:
-    """Returns the keys that an unknown one may mean, and a hint: our name for a name of MaxText, or a near spelling."""
+    """Returns the keys that an unknown one may mean, and a hint: our name for MaxText's, or a similar spelling."""
     if path in MAXTEXT_KEYS:
-        return [MAXTEXT_KEYS[path].split()[0]], f" (a name of MaxText); here it is {MAXTEXT_KEYS[path]}"
+        return [MAXTEXT_KEYS[path].split()[0]], f" (MaxText's name); here it is {MAXTEXT_KEYS[path]}"
     path = path[:LONGEST_KEY].replace("-", "_").lower()
     leaf = path.rpartition(".")[2]
     if path in LEAVES:

@@ -1,4 +1,4 @@
-"""What a run says while it goes."""
+"""Console output and TensorBoard."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,10 @@ from nnxtrain.config.key import key
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """Console and TensorBoard; `metrics.jsonl` has a row for every step whatever stands here."""
+    """Console output and TensorBoard; `metrics.jsonl` always has a row for every step."""
 
-    every_steps: int = key(10, "steps between two lines on the console and two points in TensorBoard", span="[1, inf)")
-    progress: str = key("auto", "live bar or plain lines; auto = bar on a terminal", choices=("auto", "bar", "lines"))
+    every_steps: int = key(10, "steps between console lines and between TensorBoard points", span="[1, inf)")
+    progress: str = key(
+        "auto", "progress bar or plain lines; auto = bar on a terminal", choices=("auto", "bar", "lines")
+    )
     tensorboard: bool = key(True, "write TensorBoard events")

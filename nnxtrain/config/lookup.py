@@ -1,4 +1,4 @@
-"""Name → entry of an open table, with an error that helps."""
+"""Looks up a name in a table of entries, with a helpful error."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 
 def lookup(table: Mapping[str, T], name: str, *, key: str) -> T:
-    """Returns `table[name]`; `key` is the config key that held `name`.
+    """Returns `table[name]`; `key` is the config key whose value is `name`.
 
     Raises:
         ConfigError: names the key, the value, the choices and the likely fix.
     """
     if name in table:
         return table[name]
-    raise ConfigError(f"{key}: {none_of(name, table)}")
+    raise ConfigError(f"{key}: {not_one_of(name, table)}")
 
 
-def none_of(name: str, names: Collection[str]) -> str:
-    """Returns that `name` is none of `names`, with the nearest of them."""
+def not_one_of(name: str, names: Collection[str]) -> str:
+    """Returns the message that `name` is not one of `names`, with the most similar of them."""
     near = difflib.get_close_matches(name[:200].lower(), names, n=1)
     return f"'{echo(name)}' is not one of {', '.join(names)}{f'; did you mean {near[0]}?' if near else ''}"

@@ -1,4 +1,4 @@
-"""Our keys for the names that people know from MaxText."""
+"""Our keys for MaxText's names."""
 
 MAXTEXT_KEYS = {
     "async_checkpointing": "checkpoint.background",

@@ -1,4 +1,4 @@
-"""How gradients become updates."""
+"""The optimizer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,21 +10,21 @@ from nnxtrain.config.reads import when
 from nnxtrain.config.words import Word
 
 LARGEST = {"decay": 1000.0, "rate_scale": 1000.0}  # of a group
-# which rules read what
-FIRST_MEMORY = when("optimizer.name", "adamw", "lion", "muon", "schedule_free_adamw")
+# which optimizers read which keys
+BETAS = when("optimizer.name", "adamw", "lion", "muon", "schedule_free_adamw")
 SECOND_MOMENT = when("optimizer.name", "adamw", "muon", "schedule_free_adamw")
 VELOCITY = when("optimizer.name", "sgd", "muon")
 FIRST_MOMENT = when("optimizer.name", "adamw", "lion", "muon") | (
     when("optimizer.name", "sgd") & when("optimizer.momentum")
 )
-# what null stands for where a rule has published values of its own
+# what null means for optimizers with published values of their own
 OWN_B2 = {"lion": 0.99}
 OWN_MOMENTUM = {"muon": 0.95}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters whose paths match `pattern`, and what differs for them; None leaves it as it is."""
+    """Settings of the parameters whose paths match `pattern`; None keeps the general value."""
 
     pattern: str
     decay: float | None = None
@@ -34,63 +34,67 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optax chain: clipping, the rule, decoupled weight decay, learning rate, averages."""
+    """The optax chain: clipping, optimizer, decoupled weight decay, learning rate, averages."""
 
     name: str = key(
         "adamw",
-        "update rule",
+        "optimizer",
         choices=("adamw", "adafactor", "lion", "muon", "sgd", "schedule_free_adamw"),
     )
     learning_rate: float = key(3e-4, "peak learning rate", span="[0, 1e38]")
     weight_decay: float = key(
         0.1,
-        "decoupled decay of matrices and embeddings; norms and biases are never decayed",
+        "decoupled weight decay of matrices and embeddings; norms and biases are not decayed unless a group says so",
         span="[0, 1000]",
     )
     b1: float = key(
         0.9,
-        "decay rate of the first moment; schedule_free_adamw: pull to the average",
+        "beta1: decay rate of the first moment; lion, schedule_free_adamw: weight of an interpolation",
         span="[0, 0.9999999]",
-        read=FIRST_MEMORY,
+        read=BETAS,
     )
     b2: float | None = key(
-        None, "decay rate of the second moment; null = 0.95, lion 0.99", span="[0, 0.9999999]", read=FIRST_MEMORY
+        None,
+        "beta2: decay rate of the second moment, for lion of the first; null = 0.95, lion 0.99",
+        span="[0, 0.9999999]",
+        read=BETAS,
     )
     eps: float = key(
         1e-8,
-        "adamw, muon, schedule_free_adamw: added to the root of the second moment",
+        "adamw, muon, schedule_free_adamw: epsilon, added to the root of the second moment",
         span="[1e-37, 1]",
         read=SECOND_MOMENT,
     )
     momentum: float | None = key(
-        None, "sgd, muon: decay rate of the velocity; null = sgd 0, muon 0.95", span="[0, 0.9999999]", read=VELOCITY
+        None, "sgd, muon: momentum; null = 0 for sgd, 0.95 for muon", span="[0, 0.9999999]", read=VELOCITY
     )
     mu_dtype: str = key(
-        "float32", "type of the first moment or velocity", choices=("float32", "bfloat16"), read=FIRST_MOMENT
+        "float32", "dtype of the first moment or momentum buffer", choices=("float32", "bfloat16"), read=FIRST_MOMENT
     )
-    clip_norm: float | None = key(1.0, "gradients are scaled down to this norm; 0 or null = off", span="[0, 1e12]")
+    clip_norm: float | None = key(1.0, "gradients are clipped to this global norm; 0 or null = off", span="[0, 1e12]")
     groups: tuple[str, ...] = key(
-        (), "'PATTERN decay=D rate_scale=R' or 'PATTERN freeze' for parameters whose path matches; later ones win"
+        (),
+        "'PATTERN decay=D rate_scale=R' or 'PATTERN freeze' for parameters whose path matches; the last match applies",
     )
     ema: float | None = key(
         None,
-        "decay rate of a running average of the weights, used to evaluate and generate; null = off",
+        "decay rate of an exponential moving average of the weights, used to evaluate and generate; null = off",
         span="[0, 0.9999999]",
     )
 
     @property
     def averages(self) -> bool:
-        """Whether the weights to evaluate with are averages, which the optimizer holds."""
+        """Whether the weights to evaluate with are averages, which are part of the optimizer state."""
         return self.ema is not None or self.name == "schedule_free_adamw"
 
     def derived(self) -> "OptimizerConfig":
-        """Returns a copy in which the published values of the rule stand where none was given."""
+        """Returns a copy with the optimizer's published values for keys that are not set."""
         b2 = OWN_B2.get(self.name, 0.95) if self.b2 is None else self.b2
         momentum = OWN_MOMENTUM.get(self.name, 0.0) if self.momentum is None else self.momentum
         return replace(self, b2=b2, momentum=momentum)
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
-        """Returns the checks of this section; each yields what is wrong and what would be right.
+        """Returns the checks of this section; each yields what is wrong and how to fix it.
 
         Published values are not filled in yet.
         """
@@ -109,15 +113,15 @@ class OptimizerConfig:
 
     def _schedule_free_ema(self) -> Iterator[Problem]:
         if self.name == "schedule_free_adamw" and self.ema is not None:
-            rule = f"{self.ema} averages a second time what optimizer.name=schedule_free_adamw averages"
-            yield "optimizer.ema", f"{rule}; null is right"
+            rule = f"{self.ema} would average weights that optimizer.name=schedule_free_adamw averages already"
+            yield "optimizer.ema", f"{rule}; set it to null"
 
 
 def group_of(text: str) -> Group:
     """Returns the group that an item of `optimizer.groups` describes.
 
     Raises:
-        ValueError: the text is no such item; says what was expected.
+        ValueError: the text is not such an item; says what was expected.
     """
     pattern, *words = text.split() or [""]
     shown = f"'{echo(text)}'"
@@ -125,7 +129,7 @@ def group_of(text: str) -> Group:
     for word in words:
         name, equals, number = word.partition("=")
         if name in found:
-            raise ValueError(f"{shown} gives {name} twice")
+            raise ValueError(f"{shown} sets {name} twice")
         if word == "freeze":
             found[name] = True
         elif name in LARGEST and equals:
@@ -133,7 +137,7 @@ def group_of(text: str) -> Group:
         else:
             raise ValueError(f"{shown}: '{echo(word)}' is not decay=D, rate_scale=R or freeze")
     if not found or ("freeze" in found and len(found) > 1):
-        raise ValueError(f"{shown} must be a pattern and then decay=D, rate_scale=R or both, or freeze alone")
+        raise ValueError(f"{shown} must be a pattern, followed by decay=D, rate_scale=R or both, or by freeze alone")
     return Group(pattern, **found)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Layers spread over devices, one stage after another."""
+"""Pipeline parallelism."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from nnxtrain.config.key import key
 class PipelineConfig:
     """Pipeline parallelism."""
 
-    mode: str = key("spmd", "one program for all stages, or one each", planned=True)
-    stages: int = key(1, "parts the stack is cut into", planned=True)
-    microbatches: int = key(1, "slices of a microbatch in flight", planned=True)
-    repeats: int = key(1, "visits of a slice to each stage", planned=True)
+    mode: str = key("spmd", "one program for all stages (SPMD), or one for each (MPMD)", planned=True)
+    stages: int = key(1, "pipeline stages", planned=True)
+    microbatches: int = key(1, "slices of a microbatch that are in the pipeline at a time", planned=True)
+    repeats: int = key(1, "how often a slice passes through each stage (circular pipeline)", planned=True)
     schedule: str = key("gpipe", "order of forward and backward passes", planned=True)

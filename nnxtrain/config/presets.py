@@ -1,4 +1,4 @@
-"""Sizes of published decoders, for `model.preset`, and usual meshes, for `mesh.preset`.
+"""Sizes of published decoders, for `model.preset`, and common meshes, for `mesh.preset`.
 
 Sources: Llama 2, arXiv:2307.09288; Llama 3, arXiv:2407.21783; GPT-2, Radford et al. 2019 (its sizes in our decoder:
 rotary positions and a gated feed-forward layer of the same number of weights).
@@ -21,8 +21,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3.2-1b": _LLAMA32 | {"layers": 16, "embed": 2048, "heads": 32, "head_dim": 64, "mlp": 8192},
 }
 
-# data: weights whole on each device; zero1: optimizer state cut over all of them; fsdp: weights too; fsdp_tensor: the
-# matrices of a layer over two neighbours; context: the tokens of a row over two neighbours
+# data: weights replicated; zero1: optimizer state sharded; fsdp: weights sharded too; fsdp_tensor: and the matrices of
+# a layer sharded over two neighbours; context: and the tokens of a row sharded over two neighbours
 MESH_PRESETS: dict[str, dict[str, Any]] = {
     "data": {"data": -1},
     "zero1": {"data": -1, "rules": ("optimizer.embed=data+fsdp",)},

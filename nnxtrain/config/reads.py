@@ -1,4 +1,4 @@
-"""When a key is read: conditions on other keys, declared so that a message can be made from them."""
+"""When a key is read: conditions on other keys, from which messages can be made."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from nnxtrain.config.echo import echo
 
 @dataclass(frozen=True)
 class Clause:
-    """What one other key must be.
+    """A condition on one other key.
 
     Attributes:
         path: of the other key.
-        values: it is one of these, or a list that holds one of them; without any it is set: not null, 0, false, empty.
-        is_not: it is none of `values`.
+        values: it is one of these, or a list that contains one of them; empty: it is not null, 0, false or empty.
+        is_not: it is not one of `values`.
     """
 
     path: str
@@ -23,55 +23,55 @@ class Clause:
     is_not: bool = False
 
     def holds(self, value: Any) -> bool:
-        """Tells whether the clause holds where the key has `value`."""
+        """Tells whether the clause holds if the key is `value`."""
         if not self.values:
             return bool(value)
         found = any(item in self.values for item in (value if isinstance(value, tuple) else (value,)))
         return found != self.is_not
 
     def words(self, value: Any) -> str:
-        """Returns the clause as people read it; `value` is what the key has."""
+        """Returns the clause for a message; `value` is that of the key."""
         if not self.values and value:
             return f"{self.path} is set"
         if not self.values or self.is_not:
             return f"{self.path} is not {show(self.values[0] if self.values else value)}"
         joined = " or ".join(filter(None, [", ".join(map(show, self.values[:-1])), show(self.values[-1])]))
-        return f"{self.path} has {joined}" if isinstance(value, tuple) else f"{self.path}={joined}"
+        return f"{self.path} contains {joined}" if isinstance(value, tuple) else f"{self.path}={joined}"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Alternatives, in each of which all clauses must hold; made by `when`, `unless`, `by`, joined by `&` and `|`.
+    """Alternatives of clauses that must all hold; made by `when`, `unless`, `by`, combined by `&` and `|`.
 
     Attributes:
         ways: the alternatives.
-        command: the one that reads the key; empty for all.
-        is_mild: a key that nothing reads changes nothing of a run: it is said, and never refused.
+        command: the only one that reads the key; empty for all.
+        is_only_noted: a key that is not read is ignored with a note, never refused.
     """
 
     ways: tuple[tuple[Clause, ...], ...]
     command: str = ""
-    is_mild: bool = False
+    is_only_noted: bool = False
 
     def __and__(self, other: "Condition") -> "Condition":
-        """Returns the condition that both hold."""
+        """Returns the condition that both conditions hold."""
         ways = tuple(mine + its for mine, its in itertools.product(self.ways, other.ways))
         return Condition(ways, self.command or other.command)
 
     def __or__(self, other: "Condition") -> "Condition":
-        """Returns the condition that one of both holds."""
+        """Returns the condition that at least one of both holds."""
         return Condition(self.ways + other.ways)
 
-    def mildly(self) -> "Condition":
-        """Returns the condition of a key that is only said to have no effect."""
-        return replace(self, is_mild=True)
+    def only_noted(self) -> "Condition":
+        """Returns the condition of a key that is ignored with a note where it has no effect."""
+        return replace(self, is_only_noted=True)
 
     def holds(self, test: Callable[[Clause], bool]) -> bool:
-        """Tells whether the condition holds; `test` tells it of a clause."""
+        """Tells whether the condition holds; `test` tells whether a clause does."""
         return any(all(map(test, way)) for way in self.ways)
 
     def words(self, value_of: Callable[[str], Any]) -> str:
-        """Returns the condition, and what the keys in it are instead."""
+        """Returns the condition for a message, with the actual values of its keys."""
         ways = [" and ".join(clause.words(value_of(clause.path)) for clause in way) for way in self.ways]
         now = [f"{path} is {show(value_of(path))}" for path in self.paths()]
         return f"{', or '.join(ways)}; but {' and '.join(now)}"
@@ -82,22 +82,22 @@ class Condition:
 
 
 def when(path: str, *values: Any) -> Condition:
-    """Returns that the key `path` is one of `values`, or a list with one of them; without values that it is set."""
+    """Returns the condition that the key `path` is one of `values`, or a list with one; without values: it is set."""
     return Condition(((Clause(path, values),),))
 
 
 def unless(path: str, value: Any) -> Condition:
-    """Returns that the key `path` is not `value`."""
+    """Returns the condition that the key `path` is not `value`."""
     return Condition(((Clause(path, (value,), is_not=True),),))
 
 
 def by(command: str) -> Condition:
-    """Returns that `python -m nnxtrain.COMMAND` reads a key, and no other command does."""
+    """Returns the condition that the command is `python -m nnxtrain.COMMAND`."""
     return Condition(((),), command)
 
 
 def show(value: Any) -> str:
-    """Returns `value` as one would write it in YAML, foreign text cut."""
+    """Returns `value` as in YAML, foreign text truncated."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""A configuration as it is written down, read back, listed and compared."""
+"""Writes configurations to YAML, reads recorded ones, lists keys and compares."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,19 +9,19 @@ import yaml
 
 from nnxtrain.config.checks import LEAVES, SECTIONS, value_at
 from nnxtrain.config.coerce import name_of
-from nnxtrain.config.load import FILLABLE, typed
+from nnxtrain.config.load import DERIVABLE, typed
 from nnxtrain.config.reads import show
 from nnxtrain.config.schema import Config, Leaf
 from nnxtrain.config.words import FILLED_IN, NULLS, words_of_file
 from nnxtrain.errors import ConfigError
 
-PLACES = ("run_name", "output_dir", "checkpoint.resume", "distributed.")  # say where a run is, not what it is
+PLACES = ("run_name", "output_dir", "checkpoint.resume", "distributed.")  # where a run is, not what it computes
 
 
 def to_yaml(config: Config) -> str:
     """Returns YAML that `load` reads back into the same configuration.
 
-    What nobody gave and a preset or another key decides is marked, so that it is decided again when those change.
+    Values derived from a preset or another key are marked, so that they are derived again when those change.
     """
     values = {name: _plain(value) for name, value in asdict(config).items() if name in SECTIONS or name in LEAVES}
     text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
@@ -29,13 +29,13 @@ def to_yaml(config: Config) -> str:
     for line in text.removesuffix("\n").split("\n"):
         name = line.strip().partition(":")[0]
         section = section if line.startswith(" ") else name
-        is_filled_in = line.startswith("  ") and f"{section}.{name}" in FILLABLE - config.given
+        is_filled_in = line.startswith("  ") and f"{section}.{name}" in DERIVABLE - config.given
         marked.append(f"{line}  {FILLED_IN}" if is_filled_in else line)
     return "\n".join([*marked, ""])
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that would be read back as null."""
+    """Quotes text that would otherwise be read back as null."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -54,8 +54,8 @@ def _plain(value: Any) -> Any:
 def recorded(file: Path) -> dict[str, Any]:
     """Returns the keys of a run's recorded configuration by dotted path, as `as_mapping` gives them.
 
-    It may be that of another version: keys that this one lacks are left out, new ones have their default, and what
-    cannot be read at all is no difference.
+    It may be of another version: keys that this one lacks are left out, new ones have their default; a file that
+    cannot be read gives no keys.
     """
     try:
         words, _ = words_of_file(file)
@@ -74,12 +74,12 @@ def recorded(file: Path) -> dict[str, Any]:
 
 
 def as_mapping(config: Config) -> dict[str, Any]:
-    """Returns the value of every key by its dotted path; JSON holds it."""
+    """Returns the value of every key by its dotted path, as JSON types."""
     return {path: _plain(value_at(config, path)) for path in LEAVES}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Returns a line `key: before → after` for each key of two runs' mappings that differs and matters to a run."""
+    """Returns a line `key: before → after` for each key that differs, except those that say where a run is."""
     paths = [path for path in after if not path.startswith(PLACES)]
     return [
         f"{path}: {show(before.get(path))} → {show(after[path])}" for path in paths if before.get(path) != after[path]
@@ -103,5 +103,5 @@ def _doc(leaf: Leaf) -> str:
     if rule["span"]:
         parts.append(f"in {rule['span']}")
     if rule["planned"]:
-        parts.append("(not built yet)")
+        parts.append("(not implemented yet)")
     return " ".join(parts)

@@ -1,11 +1,11 @@
-"""What the backward pass keeps."""
+"""Rematerialisation: which activations are saved for the backward pass."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nnxtrain.config.echo import echo
 from nnxtrain.config.key import Problem, key
-from nnxtrain.config.lookup import none_of
+from nnxtrain.config.lookup import not_one_of
 from nnxtrain.config.reads import when
 from nnxtrain.tags import LAYER_INPUT, TAGS
 
@@ -14,11 +14,12 @@ ACTIONS = ("save", "offload", "recompute")
 
 @dataclass(frozen=True, kw_only=True)
 class RematConfig:
-    """Rematerialisation of each layer."""
+    """Rematerialisation of each layer: which activations are saved for the backward pass."""
 
     policy: str = key(
         "none",
-        "kept for the backward pass: everything (none), inputs of layers alone (full), or more; see docs/remat.md",
+        "what is saved for the backward pass: everything (none), only the inputs of layers (full), "
+        "or something between; see docs/remat.md",
         choices=(
             "none",
             "full",
@@ -37,22 +38,25 @@ class RematConfig:
     )
     tags: tuple[str, ...] = key(
         (),
-        "TAG=save, TAG=offload or TAG=recompute for each tag that custom keeps or not",
+        "policy=custom: TAG=save, TAG=offload or TAG=recompute; tags that are not listed are recomputed",
         read=when("remat.policy", "custom"),
     )
 
     @property
     def actions(self) -> dict[str, str]:
-        """What happens to each tag that `tags` names; the others are recomputed."""
+        """The action for each tag in `tags`; the others are recomputed."""
         return dict(word.split("=", 1) for word in self.tags)
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
-        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        """Returns the checks of this section; each yields what is wrong and how to fix it."""
         return self._custom(), self._tags()
 
     def _custom(self) -> Iterator[Problem]:
         if not self.tags and self.policy == "custom":
-            yield "remat.policy", "custom needs remat.tags, such as remat.tags=mlp_hidden=save; full keeps no tag"
+            yield (
+                "remat.policy",
+                "custom needs remat.tags, such as remat.tags=mlp_hidden=save; policy full saves no tag",
+            )
 
     def _tags(self) -> Iterator[Problem]:
         seen: set[str] = set()
@@ -60,13 +64,13 @@ class RematConfig:
             tag, equals, action = word.partition("=")
             shown = echo(word)
             if not equals:
-                yield "remat.tags", f"'{shown}' is no pair; write {shown}=save, {shown}=offload or {shown}=recompute"
+                yield "remat.tags", f"'{shown}' has no action; write {shown}=save, {shown}=offload or {shown}=recompute"
             elif tag not in TAGS:
-                yield "remat.tags", none_of(tag, TAGS)
+                yield "remat.tags", not_one_of(tag, TAGS)
             elif action not in ACTIONS:
-                yield "remat.tags", f"{shown}: {none_of(action, ACTIONS)}"
+                yield "remat.tags", f"{shown}: {not_one_of(action, ACTIONS)}"
             elif tag in seen:
-                yield "remat.tags", f"{tag} is named twice"
+                yield "remat.tags", f"{tag} occurs twice"
             elif word == f"{LAYER_INPUT}=recompute":
-                yield "remat.tags", f"{word}: nothing is left to compute it from; save or offload it"
+                yield "remat.tags", f"{word}: there is nothing to recompute it from; save or offload it"
             seen.add(tag)

@@ -1,4 +1,4 @@
-"""The learning rate of each update."""
+"""The learning-rate schedule."""
 
 import math
 from collections.abc import Iterator
@@ -12,37 +12,35 @@ DECAYS = when("schedule.name", "cosine", "linear", "wsd")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Warm-up, then a curve. The closed forms stand in `optim/schedules.py`."""
+    """Warm-up, then a curve. The formulas are in `optim/schedules.py`."""
 
     name: str = key(
         "cosine", "curve after the warm-up", choices=("constant", "cosine", "inverse_sqrt", "linear", "wsd")
     )
-    warmup_steps: int = key(0, "updates before the peak", span="[0, inf)")
-    warmup_fraction: float | None = key(
-        None, "instead of warmup_steps: share of the run's steps, rounded to a whole number", span="[0, 1]"
-    )
+    warmup_steps: int = key(0, "warm-up, in updates", span="[0, inf)")
+    warmup_fraction: float | None = key(None, "warm-up as a fraction of steps, instead of warmup_steps", span="[0, 1]")
     decay_steps: int | None = key(
         None,
-        "updates of the decay: from the peak on, wsd to the end; null = all that are left, wsd a tenth of steps",
+        "decay, in updates, from the peak on, for wsd up to the end; null = all that remain, for wsd a tenth of steps",
         span="[0, inf)",
         read=DECAYS,
     )
     decay_fraction: float | None = key(
-        None, "instead of decay_steps: share of the run's steps, rounded to a whole number", span="[0, 1]", read=DECAYS
+        None, "decay as a fraction of steps, instead of decay_steps", span="[0, 1]", read=DECAYS
     )
     final_fraction: float = key(
         0.1,
-        "last learning rate as a share of the peak",
+        "final learning rate as a fraction of the peak",
         span="[0, 1]",
         read=DECAYS | when("schedule.name", "inverse_sqrt"),
     )
 
     def warmup(self, steps: int) -> int:
-        """Returns the updates before the peak in a run of so many steps."""
+        """Returns the updates of the warm-up in a run of `steps` steps."""
         return self.warmup_steps if self.warmup_fraction is None else share_of(self.warmup_fraction, steps)
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
-        """Returns the checks of this section; each yields what is wrong and what would be right."""
+        """Returns the checks of this section; each yields what is wrong and how to fix it."""
         return (
             _twice("warmup", self.warmup_steps or None, self.warmup_fraction, off="0"),
             _twice("decay", self.decay_steps, self.decay_fraction, off="null"),
@@ -50,11 +48,11 @@ class ScheduleConfig:
 
 
 def share_of(fraction: float, steps: int) -> int:
-    """Returns a share of the steps, rounded to a whole number."""
+    """Returns a fraction of the steps, rounded to a whole number."""
     return math.floor(fraction * steps + 0.5)
 
 
 def _twice(name: str, steps: int | None, fraction: float | None, *, off: str) -> Iterator[Problem]:
     if steps is not None and fraction is not None:
-        rule = f"{fraction} and schedule.{name}_steps={steps} are two ways to set one thing"
-        yield f"schedule.{name}_fraction", f"{rule}; set one of the two, for this one schedule.{name}_steps={off}"
+        rule = f"{fraction} and schedule.{name}_steps={steps} both set the length of the {name}"
+        yield f"schedule.{name}_fraction", f"{rule}; set only one: to use this one, schedule.{name}_steps={off}"

@@ -1,4 +1,4 @@
-"""The whole configuration, and the checks that cross its sections."""
+"""The whole configuration, and the checks that involve several sections."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -29,12 +29,12 @@ from nnxtrain.config.schedule import ScheduleConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Every key of a run. Only `build/` and the entry points see it whole."""
+    """Every key of a run. Only `build/` and the entry points see all of it."""
 
-    run_name: str | None = key(None, "folder of the run below output_dir; null = name of the YAML file")
-    output_dir: str = key("runs", "folder that holds the runs")
-    steps: int = key(1000, "steps of the run; 0 trains nothing", span="[0, inf)")
-    seed: int = key(0, "seed of weights, row order and dropout", span="[0, inf)")
+    run_name: str | None = key(None, "name of the run's folder in output_dir; null = name of the YAML file")
+    output_dir: str = key("runs", "folder that contains the runs")
+    steps: int = key(1000, "training steps; 0 trains nothing", span="[0, inf)")
+    seed: int = key(0, "seed of the initial weights, row order and dropout", span="[0, inf)")
     model: ModelConfig = field(default_factory=ModelConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -54,38 +54,38 @@ class Config:
     generate: GenerateConfig = field(default_factory=GenerateConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
 
-    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # no key: the keys somebody gave
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # not a key: the keys that were set
 
     def checks(self) -> tuple[Iterator[Problem], ...]:
-        """Returns the checks that need two sections; each yields what is wrong and what would be right."""
+        """Returns the checks that involve two sections; each yields what is wrong and how to fix it."""
         mesh = self._mesh_checks(lambda: {name: max(size, 1) for name, size in self.mesh.sizes().items()})
         return self._run_name(), self._chunks(), *mesh, self._first_trace(), self._traced_process()
 
     def _run_name(self) -> Iterator[Problem]:
         name = self.run_name
         if name is not None and has_surrogates(name):
-            yield "run_name", f"'{echo(name)}' is not UTF-8 text; give another, run_name=NAME"
+            yield "run_name", f"'{echo(name)}' is not UTF-8 text; choose another, run_name=NAME"
         elif name is not None and (name in (".", "..") or {"/", "\\"} & set(name) or len(name.encode()) > 255):
-            yield "run_name", f"'{echo(name)}' must be the name of one folder: at most 255 bytes, without slashes"
+            yield "run_name", f"'{echo(name)}' must be a folder name: at most 255 bytes, without slashes"
 
     def _chunks(self) -> Iterator[Problem]:
         chunks, tokens = self.loss.chunks, self.batch.sequence
         if chunks and tokens % chunks:
             fits = max(n for n in range(1, min(chunks, tokens) + 1) if tokens % n == 0)
-            yield "loss.chunks", f"{chunks} must divide batch.sequence={tokens}; the next that fits is {fits}"
+            yield "loss.chunks", f"{chunks} must divide batch.sequence={tokens}; the next valid value is {fits}"
 
     def _first_trace(self) -> Iterator[Problem]:
         if self.profile.enabled and (first := self.profile.first_traced) >= self.steps:
             waits = f"profile.wait={self.profile.wait} and profile.warmup={self.profile.warmup}"
-            rule = f"with {waits} the first trace would be of step {first}, counted from 0"
-            yield "profile.skip_first", f"{rule}; it must lie below steps={self.steps}"
+            rule = f"with {waits} the first traced step would be {first}, counted from 0"
+            yield "profile.skip_first", f"{rule}; it must be below steps={self.steps}"
 
     def _traced_process(self) -> Iterator[Problem]:
         profile, there = self.profile, self.distributed.processes
         is_known = profile.enabled and not self.distributed.detect and profile.names_processes
         if is_known and not any(map(profile.is_traced, range(there))):
-            rule = f"{profile.processes} names none of the {there} processes of distributed.processes"
-            yield "profile.processes", f"{rule}; they are counted from 0"
+            rule = f"{profile.processes} matches none of the {there} processes of distributed.processes"
+            yield "profile.processes", f"{rule}; processes are numbered from 0"
 
     def mesh_problems(self, sizes: Mapping[str, int]) -> Iterator[Problem]:
         """Yields what is wrong with sharding batches over so many devices along each axis, and what would be right."""
@@ -105,18 +105,18 @@ class Config:
         if rows % devices and not self.batch.global_size % self.batch.accum_steps:
             fits = (rows + -rows % devices) * microbatches
             pieces = f" in {microbatches} microbatches" if microbatches > 1 else ""
-            rule = f"{rows * microbatches} rows{pieces} cannot be cut over {devices} devices ({keys})"
-            yield name, f"{rule}; the next that fits is {fits}"
+            rule = f"{rows * microbatches} rows{pieces} cannot be split over {devices} devices ({keys})"
+            yield name, f"{rule}; the next valid value is {fits}"
 
     def _tokens(self, sizes: Callable[[], Mapping[str, int]]) -> Iterator[Problem]:
         devices, keys = self.mesh.ways("sequence", CONTEXT_AXES, sizes())
         if short := -self.batch.sequence % devices:
-            rule = f"{self.batch.sequence} tokens cannot be cut over {devices} devices ({keys})"
-            yield "batch.sequence", f"{rule}; the next that fits is {self.batch.sequence + short}"
+            rule = f"{self.batch.sequence} tokens cannot be split over {devices} devices ({keys})"
+            yield "batch.sequence", f"{rule}; the next valid value is {self.batch.sequence + short}"
 
     @property
     def loss_chunks(self) -> int:
-        """Pieces of a sequence in the loss, with `loss.chunks=0` resolved."""
+        """Chunks of a sequence in the loss, with `loss.chunks=0` resolved."""
         if self.loss.chunks:
             return self.loss.chunks
         if self.model.vocab < 16384:
@@ -139,7 +139,7 @@ class Leaf:
 
     @property
     def default(self) -> Any:
-        """The value when no one gives the key."""
+        """The value when the key is not set."""
         return self.declared.default
 
 

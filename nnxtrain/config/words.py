@@ -1,4 +1,4 @@
-"""Written values and where they were written: YAML and `key=val` words, before any type is known."""
+"""Values of keys as text, with their location: from YAML and `key=val` words, before types are known."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from nnxtrain.config.echo import echo
 from nnxtrain.errors import ConfigError
 
 NULLS = ("", "~", "none", "null")
-FILLED_IN = "# filled in"  # behind a key of a recorded configuration: nobody gave it
+FILLED_IN = "# filled in"  # marks a key of a recorded configuration that was derived, not set
 MERGE = "tag:yaml.org,2002:merge"
 TEXT = "tag:yaml.org,2002:str"
 TAGS = {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "int", "map", "null", "seq", "str", "timestamp")}
-LONGEST_PATH = 300  # characters of a file's name that a message repeats
+LONGEST_PATH = 300  # characters of a file name in a message
 
 
 @dataclass(frozen=True)
 class Word:
-    """A value as written.
+    """A key and its value as text.
 
     Attributes:
         path: dotted key.
         text: a string, a tuple of strings for a written list, or None for a mapping where a value was expected.
-        place: where it was written, for people.
+        place: where it was set, for messages.
         quoted: `null` and the like are text.
-        problem: what is wrong with the way it was written.
-        filled_in: nobody gave it; it is in a recorded configuration for people to read.
+        problem: what is wrong with its form.
+        filled_in: it was derived, not set, when the configuration was recorded.
     """
 
     path: str
@@ -40,12 +40,12 @@ class Word:
 
     @property
     def is_null(self) -> bool:
-        """Whether an optional key is cleared by this word."""
+        """Whether this word sets an optional key to null."""
         return isinstance(self.text, str) and not self.quoted and self.text.lower() in NULLS
 
 
 def words_of_command_line(pairs: Iterable[str]) -> tuple[list[Word], list[str]]:
-    """Returns the words of `key=val` arguments, and the problems of arguments that are none."""
+    """Returns the words of `key=val` arguments, and the problems of malformed ones."""
     words, problems = [], []
     for pair in pairs:
         path, equals, text = pair.partition("=")
@@ -60,10 +60,10 @@ def words_of_command_line(pairs: Iterable[str]) -> tuple[list[Word], list[str]]:
 def words_of_file(path: Path) -> tuple[list[Word], list[str]]:
     """Returns the words of a YAML file, and the problems of its structure.
 
-    Scalars stay as written: the type that the schema declares decides what they mean, never YAML's guess.
+    Scalars stay text: the type that the schema declares decides what they mean, not YAML's rules.
 
     Raises:
-        ConfigError: the file cannot be read or is no YAML.
+        ConfigError: the file cannot be read or is not YAML.
     """
     name = echo(path, longest=LONGEST_PATH)
     try:
@@ -73,7 +73,7 @@ def words_of_file(path: Path) -> tuple[list[Word], list[str]]:
         raise ConfigError(f"{name}: nested too deeply") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: not UTF-8 text (byte {error.start})") from error
-    except (OSError, UnicodeEncodeError, ValueError) as error:  # a name that no file can have is a ValueError
+    except (OSError, UnicodeEncodeError, ValueError) as error:  # an impossible file name is a ValueError
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{name}: cannot be read: {echo(reason.lower())}") from error
     except yaml.YAMLError as error:
@@ -91,7 +91,7 @@ def _words_of(root: yaml.Node | None, file: str, text: str) -> tuple[list[Word],
 
 
 def _refuse(file: str, error: yaml.YAMLError) -> NoReturn:
-    """Raises a ConfigError that says in one line what is no YAML, and where."""
+    """Raises a ConfigError that says in one line what is not valid YAML, and where."""
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or str(error).splitlines()[0]
     hint = next((hint for part, hint in HINTS.items() if part in what), "")
@@ -99,7 +99,7 @@ def _refuse(file: str, error: yaml.YAMLError) -> NoReturn:
     raise ConfigError(f"{file}{line}: not valid YAML: {echo(what, longest=LONGEST_PATH)}{hint}") from error
 
 
-# part of a parser's message → what it means here
+# part of the parser's message → hint
 HINTS = {
     "found another document": "; a configuration is one document, without lines of ---",
     "'\\t'": "; YAML indents with spaces, not with tabs",
@@ -124,11 +124,11 @@ class _Reader:
             place = f"{self.file}:{line}"
             name = prefix + str(name_node.value)
             if name_node.tag == MERGE:
-                self.problems.append(f"{place}: merge keys (<<) are not supported; write out what they would bring")
+                self.problems.append(f"{place}: merge keys (<<) are not supported; write the merged keys out")
             elif not isinstance(name_node, yaml.ScalarNode):
                 self.problems.append(f"{place}: a key must be a plain name")
             elif name in self.seen:
-                self.words.append(Word(name, "", place, problem=f"already given in line {self.seen[name]}"))
+                self.words.append(Word(name, "", place, problem=f"already set in line {self.seen[name]}"))
             else:
                 self.seen[name] = line
                 self.value(name, value, place)
@@ -154,18 +154,18 @@ class _Reader:
 
 
 def _is_quoted(node: yaml.ScalarNode) -> bool:
-    """Tells whether a scalar is text however it reads: by its quotes, or by the tag !!str."""
+    """Tells whether a scalar is marked as text: by quotes, or by the tag !!str."""
     return node.style is not None or (node.tag == TEXT and node.value.lower() in ("", "~", "null"))
 
 
 def _problem_of(node: yaml.Node) -> str:
-    """Returns what is wrong with the way a value is written, or an empty text."""
+    """Returns what is wrong with the form of a value, or an empty string."""
     if node.tag not in TAGS and not (isinstance(node, yaml.ScalarNode) and node.value in ("<<", "=")):
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         return f"the YAML tag {echo(tag)} is not supported; write the value without it"
     for number, item in enumerate(node.value if isinstance(node, yaml.SequenceNode) else (), 1):
         if not isinstance(item, yaml.ScalarNode):
-            return "a list holds plain values, no lists or mappings"
+            return "a list may contain only plain values, not lists or mappings"
         if not _is_quoted(item) and item.value.lower() in NULLS:
             return f"item {number} of the list is null; leave it out, or quote it if it is text"
         if problem := _problem_of(item):

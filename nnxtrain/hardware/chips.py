@@ -1,4 +1,4 @@
-"""Published figures of accelerators, for one chip each.
+"""Published figures of accelerators, per chip.
 
 Sources: Google Cloud TPU system architecture pages; NVIDIA A100 (SXM, 80 GB), H100 (SXM), H200 and B200 data sheets.
 """
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """Peak figures of one chip, as its maker publishes them.
+    """Peak figures of one chip, as published by its manufacturer.
 
     Attributes:
         peak_bf16_flops: bfloat16 matrix FLOP/s, dense.
-        memory_bytes: of HBM; what the makers call GB holds 2**30 bytes. A program gets a little less: jax reports
+        memory_bytes: of HBM, taking a published GB as 2**30 bytes. A program can use a little less: jax reports
             15.75 of the 16 GiB of a v5e.
         memory_bandwidth: bytes/s between HBM and the chip.
         link_bandwidth: bytes/s out of the chip through all its links to other chips together: ICI or NVLink, one way
@@ -45,7 +45,7 @@ CHIPS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """Returns the chip by jax's name of it, or None where it is not known; NVIDIA's names end in memory and form."""
+    """Returns the chip with this `device_kind` of jax, or None if it is not known; NVIDIA's have suffixes."""
     if device_kind in CHIPS:
         return CHIPS[device_kind]
     begins = [name for name in CHIPS if name.startswith("NVIDIA") and device_kind.startswith(name)]
@@ -53,6 +53,6 @@ def chip_of(device_kind: str) -> Chip | None:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the bfloat16 matrix FLOP/s of a chip by jax's name of it, or None where it is not known."""
+    """Returns the peak bfloat16 matrix FLOP/s of a chip by its `device_kind`, or None if it is not known."""
     chip = chip_of(device_kind)
     return chip.peak_bf16_flops if chip else None

@@ -1,4 +1,4 @@
-"""Devices to compile for, whether this machine has them or not: those of a TPU slice, or CPU devices."""
+"""Devices to compile for: those of a TPU slice, which this machine need not have, or CPU devices."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from nnxtrain.errors import ConfigError, UserError
 
 
 def devices_of(topology: str) -> list[jax.Device]:
-    """Returns the devices of `aot.topology`, to compile for; TPUs need libtpu, but no TPU.
+    """Returns the devices of `aot.topology`; TPU slices need libtpu, but no TPU.
 
     Raises:
         ConfigError: there is no such slice, or this process has fewer CPU devices.
-        UserError: libtpu fails for a reason of its own.
+        UserError: libtpu fails for another reason.
     """
     family, _, shape = topology.partition(":")
     if family == "cpu":
@@ -29,11 +29,11 @@ def devices_of(topology: str) -> list[jax.Device]:
         with quiet():
             return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
     except jax.errors.JaxRuntimeError as error:
-        raise refusal(topology, error) from error
+        raise topology_error(topology, error) from error
 
 
-def refusal(topology: str, error: Exception) -> UserError:
-    """Returns what to say when libtpu cannot describe a topology; only an invalid argument is the fault of the key."""
+def topology_error(topology: str, error: Exception) -> UserError:
+    """Returns the error for a topology that libtpu cannot describe; a ConfigError only if its name is invalid."""
     reason = str(error).splitlines()[0]
     if not reason.startswith("INVALID_ARGUMENT"):
         return UserError(f"libtpu cannot describe {topology}: {reason}")
@@ -44,7 +44,7 @@ def refusal(topology: str, error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what native libraries write to stderr: libtpu says at length that it finds no TPU."""
+    """Silences native libraries on stderr: libtpu prints many lines if there is no TPU."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,1 +1,1 @@
-"""Traces of chosen steps, and figures from traces."""
+"""Traces of selected steps, and figures from traces."""

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  python -m nnxtrain.profiling show runs/tiny                  every window of a run
+  python -m nnxtrain.profiling show runs/tiny                  figures of every window of a run
   python -m nnxtrain.profiling show runs/tiny --html page.html
   python -m nnxtrain.profiling compare before/profile after/profile
-  python -m nnxtrain.profiling merge runs/tiny                 the processes of a window side by side, for xprof
+  python -m nnxtrain.profiling merge runs/tiny                 all processes of a window in one session, for xprof
 
-DIR is a run, a window, the folder of one process, or any folder that traces (*.xplane.pb) were copied to.
+DIR is a run, a window, the folder of one process, or any folder with traces (*.xplane.pb).
 """
 
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare.add_argument("places", nargs=2, metavar="DIR")
     for command in (show, compare):
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
-        command.add_argument("--html", metavar="FILE", help="also write a self-contained page")
+        command.add_argument("--html", metavar="FILE", help="also write a self-contained HTML page")
         command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the long tables (default 10)")
     merging = commands.add_parser("merge", help="copy the traces of a window's processes into one session")
     merging.add_argument("places", nargs=1, metavar="DIR")
@@ -47,21 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_empty(arguments)
     places = [Path(place).expanduser() for place in arguments.places]
     if missing := [echo(place) for place in places if not os.path.exists(place)]:
-        raise ConfigError(f"{' and '.join(missing)}: there is no such file or folder")
+        raise ConfigError(f"{' and '.join(missing)}: no such file or folder")
     if arguments.command == "merge":
         return _merge(*places)
     if arguments.top < 1:
-        raise ConfigError(f"--top {arguments.top}: at least one row is wanted")
+        raise ConfigError(f"--top {arguments.top}: must be at least 1")
     found, sections = (_show if arguments.command == "show" else _compare)(*places, top=arguments.top)
     return _report(arguments, found, sections)
 
 
 def _merge(place: Path) -> int:
-    from nnxtrain.profiling.merge import cut_timelines, merge
+    from nnxtrain.profiling.merge import merge, truncated_timelines
 
     for folder in merge(place):
         print(f"{folder}  (xprof --logdir {folder})")
-    for line in cut_timelines(place):
+    for line in truncated_timelines(place):
         print(line)
     return 0
 

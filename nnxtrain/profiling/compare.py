@@ -14,9 +14,9 @@ class Change:
 
     Attributes:
         kind: `step`, `annotation`, `part` or `operation`.
-        name: of it, with its direction or program.
-        before: in the first trace.
-        after: in the second.
+        name: the name, with direction or program.
+        before: in the first set of traces.
+        after: in the second set.
     """
 
     kind: str
@@ -26,14 +26,14 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """Milliseconds that a step got slower by."""
+        """Milliseconds by which a step got slower."""
         return self.after - self.before
 
 
 def changes(before: Sequence[Digest], after: Sequence[Digest]) -> list[Change]:
-    """Returns the changes between two sets of traces, kind by kind, the most slowed down first.
+    """Returns the changes between two sets of traces, by kind, largest slowdown first.
 
-    Times are divided by the steps of their set, so that windows of different lengths compare.
+    Times are per step, so windows of different lengths can be compared.
     """
     old, new = _per_step(before), _per_step(after)
     found = [Change(*key, old.get(key, 0.0), new.get(key, 0.0)) for key in dict.fromkeys([*old, *new])]
@@ -42,14 +42,14 @@ def changes(before: Sequence[Digest], after: Sequence[Digest]) -> list[Change]:
 
 
 def change_tables(found: Iterable[Change], *, top: int = 10) -> list[Table]:
-    """Returns a table a kind, each with the `top` changes that slowed a step down the most."""
+    """Returns a table per kind, each with the `top` largest slowdowns."""
     by_kind: dict[str, list[Change]] = defaultdict(list)
     for change in found:
         by_kind[change.kind].append(change)
-    columns = ("name", "before, ms a step", "after, ms a step", "difference", "times")
+    columns = ("name", "before, ms/step", "after, ms/step", "difference", "ratio")
     return [
         Table(
-            f"{kind.capitalize()}: slower first",
+            f"{kind.capitalize()}: largest slowdown first",
             columns,
             [
                 (one.name, one.before, one.after, one.difference, one.after / one.before if one.before else "new")

@@ -1,15 +1,14 @@
 """Which part of the model an operation of a trace belongs to.
 
-A trace holds the programs that ran, compiled: each instruction with the path of the scopes that it was traced in. The
-reader of jax gives events only, so the few fields that matter are taken from the bytes, by their numbers in XLA's
-`xplane.proto` and `hlo.proto`.
+A trace contains the compiled programs that ran: each instruction with its name stack. jax's reader gives events only,
+so the few fields needed are parsed from the bytes, by their numbers in XLA's `xplane.proto` and `hlo.proto`.
 """
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# wrappers and control flow in a path, which are no part of a model
+# wrappers and control flow in a name stack, which are not parts of a model
 STRUCTURE = re.compile(
     r"while|body|cond|scan|closed_call|core_call|eval_jaxpr|checkpoint|remat\w*|rematted_computation|custom_[jv][jv]p\w*|pjit"
     r"|jit|shard_map|branch_\d+_fun"
@@ -19,11 +18,11 @@ SCOPE = re.compile(r"[A-Za-z_]\w*")
 
 
 class Origin(NamedTuple):
-    """Where an instruction comes from: scopes from the outermost in, and whether it is of the backward pass.
+    """Where an instruction comes from: its named scopes, outermost first, and the pass it belongs to.
 
     Attributes:
-        part: such as `layer/attention/attend`; empty outside all scopes.
-        direction: `forward`, `backward`, `recomputed` (by remat, for the backward pass), or empty outside both.
+        part: scopes such as `layer/attention/attend`; empty outside all scopes.
+        direction: `forward`, `backward`, `recomputed` (by remat, for the backward pass), or empty (neither).
     """
 
     part: str
@@ -31,7 +30,7 @@ class Origin(NamedTuple):
 
 
 def origins(xspace: bytes) -> dict[str, dict[str, Origin]]:
-    """Returns program → instruction → origin; programs have the names that their events give, such as `jit_step`."""
+    """Returns program → instruction → origin; programs are named as in their events, such as `jit_step`."""
     found: dict[str, dict[str, Origin]] = {}
     for plane in _all(memoryview(xspace), 1):
         if _text(plane, 2) != "/host:metadata":
@@ -44,8 +43,8 @@ def origins(xspace: bytes) -> dict[str, dict[str, Origin]]:
 
 
 def origin_of(path: str) -> Origin:
-    """Returns the origin from the path of an instruction, such as `jit(step)/transpose(jvp(loss))/mul`."""
-    path = path.partition(";")[0]  # of several that were fused, the first
+    """Returns the origin from the name stack of an instruction, such as `jit(step)/transpose(jvp(loss))/mul`."""
+    path = path.partition(";")[0]  # the first of several that were fused
     names = []
     for piece in path.split("/")[:-1]:  # the last is the primitive
         while inner := WRAPPED.fullmatch(piece):
@@ -65,7 +64,7 @@ def _instructions(module: memoryview) -> Iterator[tuple[str, Origin]]:
 
 
 def _all(message: memoryview, number: int) -> Iterator[memoryview]:
-    """Yields the fields of a message that have bytes and the given number."""
+    """Yields the length-delimited fields of a message with the given number."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -80,11 +79,11 @@ def _all(message: memoryview, number: int) -> Iterator[memoryview]:
         elif kind in (1, 5):
             place += 8 if kind == 1 else 4
         else:
-            raise ValueError(f"no message: wire type {kind}")
+            raise ValueError(f"not a protobuf message: wire type {kind}")
 
 
 def _only(message: memoryview, number: int) -> memoryview:
-    """Returns the field of that number, empty if it is missing."""
+    """Returns the first field with the given number, empty if there is none."""
     return next(_all(message, number), memoryview(b""))
 
 
@@ -93,7 +92,7 @@ def _text(message: memoryview, number: int) -> str:
 
 
 def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Returns the number that starts at `place`, seven bits a byte, and the place after it."""
+    """Returns the varint at offset `place`, and the offset after it."""
     value = shift = 0
     while True:
         byte = message[place]

@@ -1,4 +1,4 @@
-"""Tables as text, and as a self-contained page."""
+"""Tables as plain text and as a self-contained HTML page."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ STYLE = (
 
 
 class Share(float):
-    """A part of a whole, 0 to 1."""
+    """A fraction, 0 to 1, shown as a percentage."""
 
 
 class Table(NamedTuple):
@@ -34,14 +34,14 @@ def digest_tables(digest: Digest, *, top: int = 10) -> list[Table]:
     middle, share = digest.step_ms, digest.data_wait_share
     whole = [
         ("median step, ms", middle),
-        ("data wait, share of the steps' time", None if share is None else Share(share)),
+        ("data wait, share of step time", None if share is None else Share(share)),
     ]
     return [
-        Table("Whole", ("figure", "value"), [(name, "-" if value is None else value) for name, value in whole]),
+        Table("Summary", ("figure", "value"), [(name, "-" if value is None else value) for name, value in whole]),
         steps,
         Table(
-            "Annotations of the host",
-            ("annotation", "calls", "ms", "ms a call"),
+            "Host annotations",
+            ("annotation", "calls", "ms", "ms/call"),
             [(one.name, one.calls, one.ms, one.ms / one.calls) for one in digest.annotations],
         ),
         _shares("Parts of the model", ("part", "direction"), digest.parts, top=len(digest.parts)),
@@ -68,7 +68,7 @@ def text_of(tables: Iterable[Table]) -> str:
 
 
 def html_of(title: str, sections: Iterable[tuple[str, Iterable[Table]]]) -> str:
-    """Returns a page; each section has a heading and tables."""
+    """Returns an HTML page; each section has a heading and tables."""
     parts = []
     for heading, tables in sections:
         parts.append(f"<h1>{html.escape(heading)}</h1>")
@@ -78,7 +78,7 @@ def html_of(title: str, sections: Iterable[tuple[str, Iterable[Table]]]) -> str:
 
 
 def name_of(file: Path) -> str:
-    """Returns the name of a trace: its window and process, or the file name outside a window."""
+    """Returns the name of a trace: window and process, or the file name if it is not in a window."""
     window_and_process = file.parts[-6:-4]
     return "/".join(window_and_process) if file.parts[-4:-2] == ("plugins", "profile") else file.name
 
@@ -86,7 +86,7 @@ def name_of(file: Path) -> str:
 def _shares(title: str, names: tuple[str, str], totals: Sequence[Total], *, top: int) -> Table:
     whole = sum(total.ms for total in totals) or 1.0
     rows = [(one.name, one.detail, one.calls, one.ms, Share(one.ms / whole)) for one in totals[:top]]
-    return Table(title, (*names, "calls", "ms", "share of operations' time"), rows)
+    return Table(title, (*names, "calls", "ms", "share of operation time"), rows)
 
 
 def _html_table(table: Table) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from nnxtrain.config.profile import ProfileConfig
-from nnxtrain.profiling.session import OnTrace, Place, Session, Want, first_line
+from nnxtrain.profiling.session import OnTrace, Place, Session, TraceRequest, first_line
 from nnxtrain.profiling.windows import Phase, make_profile_schedule
 
 ON_DEMAND = "PROFILE_NOW"  # a file of this name in the run directory requests a window
@@ -28,15 +28,15 @@ class Profiler:
         alive: Callable[[], None],
         on_trace_ready: OnTrace = None,
     ):
-        """Does nothing yet.
+        """Stores its arguments; `steps` starts tracing.
 
         Args:
             config: which steps are traced, and how.
             place: where traces are written, inside the run directory.
-            drain: waits until the devices are idle; a kernel that still runs is not in the trace.
+            drain: waits until the devices are idle; kernels that are still running would be missing from a trace.
             say: prints a line.
-            alive: tells the watchdog that slow writing is no hang.
-            on_trace_ready: called with each trace after it was written; what it raises is printed and ends nothing.
+            alive: tells the watchdog that slow writing is not a hang.
+            on_trace_ready: called with each trace after it is written; its errors are printed and do not end the run.
         """
         self._config = config
         self._place = place
@@ -49,13 +49,13 @@ class Profiler:
         self._session: Session | None = None
         self._done = 0  # steps of the run
         self._taken = 0  # steps of this process
-        self._opened = 0  # what `_taken` was when the session began
-        self._until = 0  # what `_taken` is at the end of the window that a file asked for
+        self._opened = 0  # `_taken` when the session began
+        self._until = 0  # `_taken` at the end of the window that a file requested
         self._is_off = False
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a tracer is on, which makes steps slower."""
+        """Whether a tracer is running, which makes steps slower."""
         return self._session is not None
 
     @contextlib.contextmanager
@@ -99,18 +99,18 @@ class Profiler:
         except Exception as error:
             self._give_up("no trace can be taken", error)
 
-    def _want(self) -> Want | None:
+    def _want(self) -> TraceRequest | None:
         if self._is_off:
             return None
         if self._taken < self._until:
-            return Want(True, until=self._until)
+            return TraceRequest(True, until=self._until)
         phase = Phase.IDLE if self._schedule is None else self._schedule.phase(self._taken)
         if self._schedule is None or phase == Phase.IDLE:
             return None
-        return Want(phase != Phase.WARMUP, cycle=self._schedule.cycle(self._taken))
+        return TraceRequest(phase != Phase.WARMUP, cycle=self._schedule.cycle(self._taken))
 
     def _look(self) -> None:
-        """Reads a request for a window, which is a file."""
+        """Handles a request for a window, which is a file."""
         if self._place.process > 0 or self._is_off or not self._request.exists():
             return
         try:
@@ -123,15 +123,15 @@ class Profiler:
             self._until = self._taken + self._config.active
 
     def _end(self, *, attempted: int = 0) -> None:
-        """Ends the trace, if there is one, and keeps it if it is of a window; `attempted` counts a step that failed."""
+        """Ends the current trace and keeps it if it is of a window; `attempted` is 1 if a step failed."""
         session, self._session = self._session, None
         if session is None:
             return
         info = None
         try:
-            with contextlib.suppress(Exception):  # what went wrong on the devices is the training's to report
+            with contextlib.suppress(Exception):  # errors of the devices are reported by the training loop
                 self._drain()
-            with self._patience():
+            with self._progress():
                 session.stop()
                 if session.want.is_kept and (count := self._taken - self._opened + attempted):
                     info = session.keep(count, say=self._say)
@@ -153,17 +153,17 @@ class Profiler:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             jax.profiler.save_device_memory_profile(path)
-            self._say(f"profile  memory ran out; what lies in it: {path}")
+            self._say(f"profile  out of memory; device memory profile: {path}")
         except Exception as error:
-            self._say(f"profile  memory ran out, and what lies in it cannot be written: {first_line(error)}")
+            self._say(f"profile  out of memory; the device memory profile cannot be written: {first_line(error)}")
 
     def _give_up(self, what: str, error: Exception) -> None:
         self._is_off = True
-        self._say(f"profile  {what}: {first_line(error)}; the run goes on without traces")
+        self._say(f"profile  {what}: {first_line(error)}; the run continues without traces")
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[None]:
-        """Runs the server that tools request traces from, if there is a port for it."""
+        """Runs the profiler server for external tools, if a port is set."""
         port = self._config.server_port
         try:
             if port:
@@ -178,8 +178,8 @@ class Profiler:
                 jax.profiler.stop_server()
 
     @contextlib.contextmanager
-    def _patience(self) -> Iterator[None]:
-        """Reports that slow writing goes on, to the console and the watchdog."""
+    def _progress(self) -> Iterator[None]:
+        """Reports slow writing to the console and the watchdog."""
         ended = threading.Event()
         began = time.monotonic()
 

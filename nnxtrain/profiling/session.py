@@ -1,4 +1,4 @@
-"""One trace while it is taken: where it is written, what is written beside it, and its name once it is complete."""
+"""One trace: where it is written, the files beside it, and its final name when it is complete."""
 
 import contextlib
 import functools
@@ -16,15 +16,15 @@ from jax.profiler import ProfileData, ProfileOptions
 
 from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling.page import digest_tables, text_of
-from nnxtrain.profiling.timeline import TIMELINES, cut_text, read_timeline
+from nnxtrain.profiling.timeline import TIMELINES, read_timeline, truncation_text
 from nnxtrain.profiling.trace import digest_of, trace_files
 from nnxtrain.profiling.windows import make_profile_schedule
 
-LARGEST_BYTES = 32 * 2**20  # of a trace that is summed up inside the run; `show` reads larger ones afterwards
+LARGEST_BYTES = 32 * 2**20  # of a trace that is summarised during the run; `show` reads larger ones afterwards
 
 
 class Place(NamedTuple):
-    """Where a process writes its traces, its number, and the pipeline stages that it owns."""
+    """Where a process writes its traces, its index, and the pipeline stages that it owns."""
 
     folder: Path
     process: int = 0
@@ -39,15 +39,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """A trace that was written, for code outside the package.
+    """A written trace, for code outside the package.
 
     Attributes:
-        dir: of the trace of this process.
-        cycle: of the schedule; None for a window that was asked for by a file.
-        first_step: steps done before its first step.
-        last_step: steps done before its last step.
+        dir: folder of the trace of this process.
+        cycle: of the schedule; None for a window that a file requested.
+        first_step: its first step, counted from 0.
+        last_step: its last step, counted from 0.
         partial: whether the run ended before all of its steps.
-        process: that wrote it.
+        process: index of the process that wrote it.
         stages: of the pipeline that the process owns.
     """
 
@@ -61,16 +61,16 @@ class TraceInfo:
 
     @functools.cached_property
     def profile_data(self) -> ProfileData:
-        """The events, read from disk when they are first asked for."""
+        """The events, read from disk on first use."""
         return ProfileData.from_file(str(trace_files(self.dir)[0]))
 
 
-# called with each trace after it was written
+# called with each trace after it is written
 OnTrace = Callable[[TraceInfo], None] | None
 
 
-class Want(NamedTuple):
-    """The trace that a step belongs to: that of a cycle, kept or thrown away, or that of a window up to `until`."""
+class TraceRequest(NamedTuple):
+    """The trace that a step belongs to: that of a cycle, kept or discarded, or that of a requested window."""
 
     is_kept: bool
     cycle: int | None = None
@@ -78,15 +78,15 @@ class Want(NamedTuple):
 
 
 class Session:
-    """A trace while it is taken.
+    """A trace in progress.
 
     Attributes:
         want: the window or warm-up that it is for.
-        step: steps done before it starts.
+        step: its first step, counted from 0.
     """
 
-    def __init__(self, config: ProfileConfig, place: Place, *, want: Want, step: int):
-        """Starts the tracer; a trace that is thrown away never touches the run directory."""
+    def __init__(self, config: ProfileConfig, place: Place, *, want: TraceRequest, step: int):
+        """Starts the tracer; a trace that is discarded is never written to the run directory."""
         self.want = want
         self.step = step
         self._config = config
@@ -99,11 +99,11 @@ class Session:
             raise
 
     def stop(self) -> None:
-        """Stops the tracer; its files are written."""
+        """Stops the tracer, which writes its files."""
         jax.profiler.stop_trace()
 
     def keep(self, count: int, *, say: Callable[[str], None]) -> TraceInfo:
-        """Completes the trace of `count` steps and gives it its name."""
+        """Completes the trace of `count` steps and gives it its final name."""
         part, place = self._part, self._place
         final = part.with_name(place.name)
         last = self.step + count - 1
@@ -124,7 +124,7 @@ class Session:
         return info
 
     def clear(self) -> None:
-        """Removes what was not kept."""
+        """Removes the trace if it was not kept."""
         shutil.rmtree(self._part, ignore_errors=True)
         if self.want.is_kept:
             for folder in (self._part.parent, self._place.folder):
@@ -132,7 +132,7 @@ class Session:
                     folder.rmdir()
 
     def _make_part(self) -> Path:
-        """Makes the folder that a trace grows in, inside that of a window in which this process has none yet."""
+        """Makes the temporary folder of a trace, in the folder of a window in which this process has no trace yet."""
         names = (f"step_{self.step:08}{f'.{count}' if count else ''}" for count in itertools.count())
         windows = (self._place.folder / name for name in names)
         window = next(window for window in windows if not (window / self._place.name).exists())
@@ -143,7 +143,7 @@ class Session:
 
     def _options(self) -> ProfileOptions:
         options = ProfileOptions()
-        # jax names sessions by the second, and of two within one second only one would survive
+        # by default jax names sessions by the second, and one of two in a second would be overwritten
         options.session_id = self._part.parent.name if self.want.is_kept else "warmup"
         options.host_tracer_level = self._config.host_tracer_level
         options.python_tracer_level = self._config.python_tracer_level
@@ -151,21 +151,21 @@ class Session:
         return options
 
     def _sum_up(self, say: Callable[[str], None]) -> None:
-        """Writes what `show` would say; a trace that cannot be read here is kept all the same."""
+        """Writes the output of `show` beside the trace; a trace that cannot be read is kept all the same."""
         try:
             (file,) = trace_files(self._part)
             if file.stat().st_size > LARGEST_BYTES:
-                say("profile  the trace is too large to be summed up now; python -m nnxtrain.profiling show reads it")
+                say("profile  the trace is too large to be summarised now; use python -m nnxtrain.profiling show")
                 return
             digest = digest_of(file)
             whole = json.dumps(asdict(digest), indent=2)
             (self._part / "summary.json").write_text(whole + "\n", encoding="utf-8")
             (self._part / "summary.txt").write_text(text_of(digest_tables(digest)), encoding="utf-8")
         except Exception as error:
-            say(f"profile  the trace cannot be summed up: {first_line(error)}")
+            say(f"profile  the trace cannot be summarised: {first_line(error)}")
 
     def _timeline(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """Returns what is in the timeline for viewers; None if there is none, or it cannot be read."""
+        """Returns the contents of the timeline for viewers; None if there is none or it cannot be read."""
         try:
             (file,) = self._part.rglob(TIMELINES)
             timeline = read_timeline(file)
@@ -173,11 +173,11 @@ class Session:
             say(f"profile  the timeline for viewers cannot be read: {first_line(error)}")
             return None
         if timeline.is_cut:
-            say(f"profile  {file.name} {cut_text(timeline)}")
+            say(f"profile  {file.name} {truncation_text(timeline)}")
         return timeline._asdict() | {"file": file.name}
 
     def _manifest(self, info: TraceInfo) -> dict[str, Any]:
-        """Returns what identifies a trace that was copied elsewhere."""
+        """Returns what identifies a trace when it is copied elsewhere."""
         schedule = make_profile_schedule(self._config) if info.cycle is not None else None
         environment = self._place.folder.parent / "env.json"
         return {

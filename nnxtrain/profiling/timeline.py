@@ -1,4 +1,4 @@
-"""The timeline of a trace (`*.trace.json.gz`), which viewers show: jax's exporter may leave out its end."""
+"""The timeline of a trace for viewers (`*.trace.json.gz`), which jax's exporter may truncate."""
 
 import gzip
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TIMELINES = "*.trace.json.gz"
-MOST_EVENTS = 1_000_000  # jax's exporter writes the earliest ones, and drops the others without a word
+MOST_EVENTS = 1_000_000  # jax's exporter writes the earliest ones and silently drops the others
 EVENT = b'"ph":"X"'
 STEP = re.compile(rb'"name":"train"[^{}]*\{[^{}]*"step_num":"(\d+)"')
 START = re.compile(rb'"ts":([\d.]+)')
@@ -15,12 +15,12 @@ CHUNK_BYTES = 2**20
 
 
 class Timeline(NamedTuple):
-    """What is in a timeline.
+    """Contents of a timeline.
 
     Attributes:
-        events: how many.
-        is_cut: whether the exporter left out those at the end.
-        last_step: the last step that begins in it, by the steps done before; None where no step is marked.
+        events: their number.
+        is_cut: whether the exporter dropped events at the end.
+        last_step: the last step that begins in it, counted from 0; None if no step is annotated.
         end_ms: milliseconds from the start of the trace to the start of the last event.
     """
 
@@ -31,7 +31,7 @@ class Timeline(NamedTuple):
 
 
 def read_timeline(file: Path) -> Timeline:
-    """Returns what is in the timeline `file`; `*.xplane.pb` beside it is complete in any case."""
+    """Returns the contents of the timeline `file`; the `*.xplane.pb` beside it is always complete."""
     events, last_step, end_us = 0, -1, 0.0
     for piece in _pieces(file):
         events += piece.count(EVENT)
@@ -40,14 +40,14 @@ def read_timeline(file: Path) -> Timeline:
     return Timeline(events, events >= MOST_EVENTS, None if last_step < 0 else last_step, end_us / 1e3)
 
 
-def cut_text(timeline: Timeline) -> str:
-    """Returns in words where a timeline that was cut ends."""
+def truncation_text(timeline: Timeline) -> str:
+    """Returns for a message where a truncated timeline ends."""
     where = f"in step {timeline.last_step}" if timeline.last_step is not None else f"after {timeline.end_ms:,.0f} ms"
-    return f"ends {where}: jax writes no more than {MOST_EVENTS:,} events there; the *.xplane.pb beside it is complete"
+    return f"ends {where}: jax writes at most {MOST_EVENTS:,} events to it; the *.xplane.pb beside it is complete"
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """Yields the text of a timeline in pieces that end between two events."""
+    """Yields the text of a timeline in chunks that end between two events."""
     rest = b""
     with gzip.open(file) as stream:
         while chunk := stream.read(CHUNK_BYTES):

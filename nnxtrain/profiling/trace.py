@@ -14,18 +14,18 @@ from jax.profiler import ProfileData
 from nnxtrain.errors import ConfigError, DataError
 from nnxtrain.profiling.origins import Origin, origins
 
-# what the loop and the engines write into every trace; anything else on the host is the runtime's own
+# annotations of the loop and the engines; all other host events are the runtime's
 ANNOTATIONS = re.compile(
     r"train|data_wait|metrics_wait|log|eval|checkpoint|baseline_cycle|engine_cycle|engine_update"
     r"|fwd_bwd_microstep_\d+|stage_\d+_(fwd|bwd)_\d+"
 )
-CONTAINERS = re.compile(r"(while|conditional|call)(\.\d+)?")  # the operations inside have their own events
+CONTAINERS = re.compile(r"(while|conditional|call)(\.\d+)?")  # the operations inside them have events of their own
 NOWHERE = Origin("", "")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step: milliseconds from the end of the one before to its own, and those that the loop waited for its batch."""
+    """A step: milliseconds from the end of the step before to its own end, and those spent waiting for its batch."""
 
     step: int
     ms: float
@@ -34,13 +34,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Total:
-    """What was found under one name: how often, and milliseconds together.
+    """Calls and total milliseconds under one name.
 
     Attributes:
         name: of an annotation, a part of the model, or an operation.
         detail: direction of a part; program and part of an operation.
-        calls: how often.
-        ms: summed over calls, and over threads or devices that work at the same time.
+        calls: number of calls.
+        ms: summed over calls, and over threads or devices that run in parallel.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Digest:
-    """The sums of one trace; `parts` and `operations` sum the same operations, largest first."""
+    """Totals of one trace, largest first; `parts` and `operations` sum the same operations."""
 
     steps: list[Step]
     annotations: list[Total]
@@ -65,13 +65,13 @@ class Digest:
 
     @property
     def data_wait_share(self) -> float | None:
-        """The part of the steps' time in which the loop waited for a batch."""
+        """The fraction of step time in which the loop waited for a batch."""
         whole = sum(step.ms for step in self.steps)
         return sum(step.data_wait_ms for step in self.steps) / whole if whole else None
 
 
 class _Event(NamedTuple):
-    """An event with its times in milliseconds; `stats` are those that the tracer attached."""
+    """An event with its times in milliseconds and the `stats` of the tracer."""
 
     name: str
     start: float
@@ -80,9 +80,9 @@ class _Event(NamedTuple):
 
 
 def trace_files(place: Path) -> list[Path]:
-    """Returns the traces at `place`, a file or a folder, in order of name.
+    """Returns the traces at `place`, a file or a folder, sorted by name.
 
-    What is still being written, and what `merge` has copied, is left out.
+    Traces that are still being written, and copies made by `merge`, are left out.
 
     Raises:
         ConfigError: there is none.
@@ -92,23 +92,23 @@ def trace_files(place: Path) -> list[Path]:
         path for path in found if not any(part == "merged" or part[0] == "." for part in path.relative_to(place).parts)
     ]
     if not found:
-        raise ConfigError(f"{place}: no trace (*.xplane.pb) is there")
+        raise ConfigError(f"{place}: contains no trace (*.xplane.pb)")
     return found
 
 
 def digest_of(file: Path) -> Digest:
-    """Returns the sums of one trace.
+    """Returns the totals of one trace.
 
     Raises:
-        DataError: the file is no trace.
+        DataError: the file is not a trace.
     """
     if not (raw := file.read_bytes()):
-        raise DataError(f"{file} is no trace: it is empty")
+        raise DataError(f"{file} is not a trace: it is empty")
     try:
         data, programs = ProfileData.from_serialized_xspace(raw), origins(raw)
         named, operations = _read(data)
     except (RuntimeError, ValueError, IndexError) as error:
-        raise DataError(f"{file} is no trace: {error}") from error
+        raise DataError(f"{file} is not a trace: {error}") from error
     by_part: dict[tuple[str, str], list[float]] = defaultdict(list)
     by_name: dict[tuple[str, str], list[float]] = defaultdict(list)
     for operation in operations:
@@ -124,14 +124,14 @@ def digest_of(file: Path) -> Digest:
 
 
 def _read(data: ProfileData) -> tuple[list[_Event], list[_Event]]:
-    """Returns our annotations and the operations of all programs; time is counted from the start of the trace."""
+    """Returns our annotations and the operations of all programs; times are relative to the start of the trace."""
     named: list[_Event] = []
     operations: list[_Event] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of the binding of `stats`, on Python 3.13
         for plane in data.planes:
             lines = {line.name: line for line in plane.lines}
-            # a TPU names the line of its operations; elsewhere each operation is marked
+            # on TPU operations have a line of their own; elsewhere each operation is marked
             for line in [lines["XLA Ops"]] if "XLA Ops" in lines else plane.lines:
                 for event in line.events:
                     name = event.name
@@ -153,9 +153,9 @@ def _read(data: ProfileData) -> tuple[list[_Event], list[_Event]]:
 def _steps(named: list[_Event]) -> Iterator[Step]:
     """Yields the steps whose end is in the trace.
 
-    A step is prepared in its `train`, and its `metrics_wait`, inside the `train` of the next one, ends as it ends.
+    A step is dispatched in its `train`; it ends when its `metrics_wait` does, inside the `train` of the next step.
     """
-    numbered = [event for event in named if "step_num" in event.stats]  # other code may have a `train` of its own
+    numbered = [event for event in named if "step_num" in event.stats]  # other code may use an annotation `train` too
     begins = {event.stats["step_num"]: event for event in numbered if event.name == "train"}
     ends = {event.stats["step_num"]: event.end for event in numbered if event.name == "metrics_wait"}
     waits = [event for event in named if event.name == "data_wait"]

@@ -1,4 +1,4 @@
-"""Which steps are traced: arithmetic on step numbers, nothing else."""
+"""Which steps are traced: pure arithmetic on step numbers."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Phase(StrEnum):
 
 
 class Window(NamedTuple):
-    """Steps whose trace is kept, the last one included; `partial` if the run ends before all of them."""
+    """First and last step of a kept trace, both included; `partial` if the run ends before all of its steps."""
 
     first: int
     last: int
@@ -29,22 +29,22 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class ProfileSchedule:
-    """Cycles of idle, discarded and kept steps, with the meaning that they have in torch's profiler.
+    """Cycles of untraced, discarded and kept steps, as in torch.profiler.
 
-    A step `i` is counted from 0 by the process that takes it, whatever the run did before: a process that resumes a run
-    compiles again, and `skip_first` is to leave that out. Steps are counted, however many microbatches they have.
+    Steps `i` are counted from 0 since the process started, also when it resumes a run: it then compiles again, which
+    `skip_first` leaves out. Steps are counted, not microbatches.
 
     Attributes:
         skip_first: steps before the first cycle.
-        wait: idle steps at the start of each cycle.
-        warmup: traced steps that are thrown away; the first use of a tracer is slow.
+        wait: untraced steps at the start of each cycle.
+        warmup: traced steps that are discarded; a tracer is slow at first.
         active: traced steps that are kept.
-        repeat: cycles; 0 repeats to the end.
-        first_wait: whether the first cycle waits too.
+        repeat: number of cycles; 0 repeats until the end.
+        first_wait: whether the first cycle has `wait` steps too.
 
     Raises:
-        TypeError: a number is not whole.
-        ValueError: a number is too small; the message names the key.
+        TypeError: a value is not an integer.
+        ValueError: a value is too small; the message names the key.
     """
 
     skip_first: int = 1
@@ -58,13 +58,13 @@ class ProfileSchedule:
         for name, least in {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"profile.{name}={value!r} must be a whole number")
+                raise TypeError(f"profile.{name}={value!r} must be an integer")
             if value < least:
                 raise ValueError(f"profile.{name}={value} must be at least {least}")
 
     @property
     def period(self) -> int:
-        """Steps of a cycle."""
+        """Number of steps in a cycle."""
         return self.wait + self.warmup + self.active
 
     def cycle(self, i: int) -> int | None:
@@ -94,12 +94,12 @@ class ProfileSchedule:
 
     @property
     def _origin(self) -> int:
-        """The step at which the first cycle began, or would have begun had it waited."""
+        """The step at which the first cycle begins, or would have begun with its `wait` steps."""
         return self.skip_first - (0 if self.first_wait else self.wait)
 
 
 def make_profile_schedule(config: ProfileConfig) -> ProfileSchedule | None:
-    """Returns the schedule of a run, or None if no window was asked for."""
+    """Returns the schedule of a run, or None if profiling is not enabled."""
     if not config.enabled:
         return None
     return ProfileSchedule(
@@ -108,15 +108,15 @@ def make_profile_schedule(config: ProfileConfig) -> ProfileSchedule | None:
 
 
 def say_windows(config: ProfileConfig, *, start: int, total: int) -> str | None:
-    """Returns the windows of a process as people read them, `steps 2 to 4, 7 to 9`; None if none was asked for.
+    """Returns the windows of a process as text, `steps 2 to 4, 7 to 9`; None if profiling is not enabled.
 
     Args:
-        config: what was asked for.
-        start: steps done before the process starts; a step is numbered by the steps done before it.
-        total: steps that the whole run takes.
+        config: which steps to trace.
+        start: steps of the run done before this process started.
+        total: steps of the whole run.
 
     Raises:
-        ConfigError: the process, a run's first, ends before its first window.
+        ConfigError: a new run ends before its first window.
     """
     schedule, left = make_profile_schedule(config), total - start
     if schedule is None or not left:
@@ -127,7 +127,7 @@ def say_windows(config: ProfileConfig, *, start: int, total: int) -> str | None:
     ]
     if shown:
         return f"steps {', '.join(shown[:3])}{', and so on' if len(shown) > 3 else ''}"
-    why = f"no window: step {start + config.first_traced} would be its first, and the run has {total}"
+    why = f"no window: its first step would be {start + config.first_traced}, and the run has {total}"
     if not start:
         raise ConfigError(f"profile.skip_first={config.skip_first}: {why}")
     return why

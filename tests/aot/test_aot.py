@@ -137,10 +137,12 @@ def test_host_memory_is_reported_a_process_and_decides_too():
     report.programs[0].memory = memory_of(stats, resident=0)
     assert (report.peak_bytes, report.host_bytes) == (5, 8 * (2**20 + 8))
     assert report.fits is None
-    assert "host memory 8.00 MiB a process; how much there is is not known, set aot.host_gib" in verdict(report)
+    assert "host memory 8.00 MiB per process, of an unknown size; set aot.host_gib" in verdict(report)
     report.host_limit_bytes = 2**22
     assert report.fits is False
-    assert verdict(report).startswith("does not fit: peak 5 B of 1.00 GiB; host memory 8.00 MiB a process of 4.00 MiB")
+    assert verdict(report).startswith(
+        "does not fit: peak 5 B of 1.00 GiB; host memory 8.00 MiB of 4.00 MiB per process"
+    )
     report.host_limit_bytes = 2**24
     assert report.fits is True
     assert report.as_json()["host_bytes"] == report.host_bytes
@@ -164,9 +166,9 @@ def test_a_kernel_of_unknown_flops_is_named(capsys):
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ((), "aot.topology is missing"),
-        (("aot.topology=cpu:2", "aot.sweep= "), "names no KEY=VALUE,VALUE"),
-        (("aot.topology=cpu:2", "aot.sweep=nonsense.key=1,2"), "no cell is possible"),
+        ((), "aot.topology is not set"),
+        (("aot.topology=cpu:2", "aot.sweep= "), "contains no KEY=VALUE,VALUE"),
+        (("aot.topology=cpu:2", "aot.sweep=nonsense.key=1,2"), "no cell is a valid configuration"),
         (("aot.topology=cpu:2", "aot.save=x", "aot.lower_only=true"), "aot.lower_only=true compiles nothing"),
         (("aot.topology=cpu:2", "aot.save=x", "aot.sweep=seed=1,2"), "aot.sweep compiles many steps"),
         (("aot.topology=cpu:2", f"aot.report={ROOT}"), "is a folder"),

@@ -64,7 +64,7 @@ BROKEN = {
     "out of range": ("", ("model.dropout=1",)),
     "not a choice": ("", ("optimizer.name=adam",)),
     "not a preset": ("model: {preset: llama9}\n", ()),
-    "not built yet": ("", ("mesh.stage=2",)),
+    "not implemented yet": ("", ("mesh.stage=2",)),
     "batch and accumulation": ("batch: {global_size: 6, accum_steps: 4}\n", ()),
     "group": ("", ("optimizer.groups=head/* decay",)),
     "heads": ("model: {heads: 4, kv_heads: 3}\n", ()),
@@ -205,14 +205,14 @@ def test_a_warm_up_as_long_as_the_run_is_said_with_its_numbers(capsys, words, sa
     printed = capsys.readouterr().err
     assert printed.count("\n") == (says is not None)
     if says:
-        assert printed.startswith(f"note: {says} is no shorter than the run, {words[0]}: ")
+        assert printed.startswith(f"note: {says} is not shorter than the run, {words[0]}: ")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "a configuration file is missing"),
-        (("steps=5",), "the first word must be a configuration file"),
+        ((), "a configuration file is required"),
+        (("steps=5",), "the first argument must be a configuration file"),
         (("nowhere.yml",), "nowhere.yml: cannot be read: no such file or directory"),
         ((".",), "cannot be read: is a directory"),
         (("--list-keys", "nothing"), "no key starts with 'nothing'"),
@@ -427,7 +427,7 @@ def test_rows_that_cannot_be_cut_over_the_mesh_are_refused(
     assert message.startswith("error: ")
     assert key in message
     assert all(re.search(rf"\b{number}\b", message) for number in numbers)
-    assert f"the next that fits is {fits}" in message
+    assert f"the next valid value is {fits}" in message
     assert guarded(main, [str(TINY), *words, f"{key}={fits}", "--dry-run"]) == 0
     assert list(tmp_path.iterdir()) == []
 

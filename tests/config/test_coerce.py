@@ -139,7 +139,7 @@ def test_a_list_is_emptied(text):
 @pytest.mark.parametrize("text", ["[a, [b]]", "[a, {b: c}]"])
 def test_a_list_holds_plain_values(refused, text):
     """A list in a list would become the text of a Python object."""
-    assert "run.yml:1: data.path: a list holds plain values" in refused(f"data: {{path: {text}}}")
+    assert "run.yml:1: data.path: a list may contain only plain values" in refused(f"data: {{path: {text}}}")
 
 
 @pytest.mark.parametrize("text", ["[a, null]", "[a, ~]", "[a, NULL, b]", "\n  - a\n  -\n"])

@@ -107,7 +107,7 @@ def test_all_problems_are_reported_at_once_with_their_places(refused):
         "run.yml:5: unknown key model.layrs",
         "run.yml:6: model.tied: ",
         "run.yml:7: model.embed: ",
-        "run.yml:8: model.embed: already given in line 7",
+        "run.yml:8: model.embed: already set in line 7",
         "run.yml:9: batch is a section",
         "command line 'optimizer.name=adamm': optimizer.name: ",
         "command line 'mesh.stage=2': mesh.stage: ",
@@ -298,7 +298,7 @@ def test_keys_are_listed_by_prefix():
     assert (kind, default) == ("str", "cosine")
     assert "(constant, cosine, inverse_sqrt, linear, wsd)" in doc
     assert "in [0, 1)" in rows["data.validation_fraction"][2]
-    assert "(not built yet)" in rows["mesh.stage"][2]
+    assert "(not implemented yet)" in rows["mesh.stage"][2]
 
 
 def test_values_are_found_by_their_path(loaded):

@@ -23,8 +23,8 @@ def test_a_name_of_maxtext_is_answered_with_a_key_that_exists(refused):
     for (name, ours), line in zip(MAXTEXT_KEYS.items(), lines, strict=True):
         assert name not in LEAVES
         assert ours.split(" ")[0] in LEAVES
-        assert line == f"  command line '{name}=1': unknown key {name} (a name of MaxText); here it is {ours}"
-    assert refused(f"seed: 1\n{name}: 1\n").startswith(f"run.yml:2: unknown key {name} (a name of MaxText)")
+        assert line == f"  command line '{name}=1': unknown key {name} (MaxText's name); here it is {ours}"
+    assert refused(f"seed: 1\n{name}: 1\n").startswith(f"run.yml:2: unknown key {name} (MaxText's name)")
 
 
 @pytest.mark.parametrize(("word", "ours"), PROMISED.items())

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from nnxtrain.config.checks import LEAVES, value_at
-from nnxtrain.config.load import FILLABLE, load
+from nnxtrain.config.load import DERIVABLE, load
 from nnxtrain.config.presets import MESH_PRESETS, PRESETS
 from nnxtrain.config.record import as_mapping, differences, recorded, to_yaml
 
@@ -65,11 +65,11 @@ def test_a_recorded_configuration_is_resolved_for_every_reader_of_yaml(loaded, p
 def test_only_what_a_preset_or_another_key_decides_is_filled_in(loaded):
     """A key that is missing here is written back as if it had been given."""
     for section, presets in (("model", PRESETS), ("mesh", MESH_PRESETS)):
-        assert {f"{section}.{name}" for preset in presets.values() for name in preset} <= FILLABLE
+        assert {f"{section}.{name}" for preset in presets.values() for name in preset} <= DERIVABLE
     config = loaded("")
     moved = loaded("", "model.embed=512", "model.heads=8", "optimizer.name=muon")
     derived = {path for path in LEAVES if value_at(config, path) != value_at(moved, path)}
-    assert derived - {"model.embed", "model.heads", "optimizer.name"} <= FILLABLE
+    assert derived - {"model.embed", "model.heads", "optimizer.name"} <= DERIVABLE
 
 
 def test_the_record_of_another_version_is_compared_as_far_as_it_goes(loaded, write):

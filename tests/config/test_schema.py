@@ -137,7 +137,7 @@ def test_a_planned_key_takes_its_default_alone(loaded, refused):
         for text in others_than_default(path):
             for message in (refused("", f"{path}={text}"), refused(f"{section}:\n  {name}: {text}\n")):
                 assert f"{path}: " in message
-                assert f"is not built yet; only the default, {show(default)}, works" in message
+                assert f"is not implemented yet; only the default, {show(default)}, works" in message
 
 
 def test_a_number_outside_its_range_is_refused_and_the_ends_are_kept():
@@ -163,7 +163,7 @@ def test_a_number_outside_its_range_is_refused_and_the_ends_are_kept():
         assert all(problem_of(leaf.declared, kind(number)) is None for number in inside)
 
 
-FITS = re.compile(r"(?:next|smallest|largest) that fits is (\d+)|try (\d+)")
+FITS = re.compile(r"(?:next valid value|smallest that fits|largest that fits) is (\d+)|try (\d+)")
 
 
 @pytest.mark.parametrize(
@@ -252,13 +252,13 @@ def test_keys_that_exclude_each_other_are_refused(refused, words, key):
 @pytest.mark.parametrize(
     ("group", "says"),
     [
-        ("head/*", "must be a pattern and then"),
+        ("head/*", "must be a pattern, followed by"),
         ("head/* decay", "'decay' is not decay=D"),
         ("head/* decay=x", "expected a finite number, got 'x'"),
         ("head/* decay=-1", "'decay=-1' must be at least 0"),
         ("head/* decay=1e9", "'decay=1e9' must be at most 1000"),
         ("head/* rate=2", "'rate=2' is not decay=D"),
-        ("head/* decay=1 decay=2", "gives decay twice"),
+        ("head/* decay=1 decay=2", "sets decay twice"),
         ("head/* freeze decay=0", "freeze alone"),
         ("head/* freeze=1", "'freeze=1' is not decay=D"),
     ],

@@ -44,12 +44,12 @@ def test_dotted_keys_in_a_file_mean_what_they_mean_on_the_command_line(loaded):
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        ("steps: 1\nseed: 2\nsteps: 3\n", "run.yml:3: steps: already given in line 1"),
-        ("model: {layers: 2}\nmodel: {embed: 64}\n", "run.yml:2: model: already given in line 1"),
-        ("model:\n  layers: 2\n  embed: 64\n  layers: 3\n", "run.yml:4: model.layers: already given in line 2"),
-        ("model.layers: 2\nmodel.layers: 2\n", "run.yml:2: model.layers: already given in line 1"),
-        ("model.layers: 2\nmodel:\n  layers: 3\n", "run.yml:3: model.layers: already given in line 1"),
-        ("model:\n  layers: 3\nmodel.layers: 2\n", "run.yml:3: model.layers: already given in line 2"),
+        ("steps: 1\nseed: 2\nsteps: 3\n", "run.yml:3: steps: already set in line 1"),
+        ("model: {layers: 2}\nmodel: {embed: 64}\n", "run.yml:2: model: already set in line 1"),
+        ("model:\n  layers: 2\n  embed: 64\n  layers: 3\n", "run.yml:4: model.layers: already set in line 2"),
+        ("model.layers: 2\nmodel.layers: 2\n", "run.yml:2: model.layers: already set in line 1"),
+        ("model.layers: 2\nmodel:\n  layers: 3\n", "run.yml:3: model.layers: already set in line 1"),
+        ("model:\n  layers: 3\nmodel.layers: 2\n", "run.yml:3: model.layers: already set in line 2"),
     ],
 )
 def test_a_key_given_twice_is_refused(refused, content, place):
@@ -124,7 +124,10 @@ def test_tags_of_yaml_run_nothing(refused, tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("a: &a {layers: 2}\nmodel: {<<: *a}\n", "run.yml:2: merge keys (<<) are not supported; write out"),
+        (
+            "a: &a {layers: 2}\nmodel: {<<: *a}\n",
+            "run.yml:2: merge keys (<<) are not supported; write the merged keys out",
+        ),
         ("<<: {steps: 3}\n", "run.yml:1: merge keys (<<) are not supported"),
         ("model:\n  layers: 2\n  <<: [{embed: 64}]\n", "run.yml:3: merge keys (<<) are not supported"),
         ("steps: !mine 3\n", "run.yml:1: steps: the YAML tag !mine is not supported"),
@@ -146,7 +149,7 @@ def test_tags_of_yaml_run_nothing(refused, tmp_path):
         ("true: 2\n", "run.yml:1: unknown key true; "),
         ("? [a]\n: 2\n", "run.yml:1: a key must be a plain name"),
         ("? |\n  a\n  b\n: 2\n", "run.yml:1: unknown key a\\nb\\n; "),
-        ("steps: [1, [2]]\n", "run.yml:1: steps: a list holds plain values"),
+        ("steps: [1, [2]]\n", "run.yml:1: steps: a list may contain only plain values"),
         ("model: {layers: {a: {b: 1}}}\n", "run.yml:1: model.layers: expected a value, got a section"),
     ],
 )
@@ -180,7 +183,7 @@ def test_bytes_that_are_not_utf8_are_refused(refused, word):
 def test_the_name_of_a_file_that_is_not_utf8_is_no_name_of_a_run(write):
     """The run is called like its file unless it is told otherwise."""
     path = write("", "caf\udce9.yml")
-    with pytest.raises(ConfigError, match=r"run_name: 'caf\\udce9' is not UTF-8 text; give another, run_name=NAME"):
+    with pytest.raises(ConfigError, match=r"run_name: 'caf\\udce9' is not UTF-8 text; choose another, run_name=NAME"):
         load(path)
     assert load(path, ["run_name=cafe"]).run_name == "cafe"
 

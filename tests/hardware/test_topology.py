@@ -4,13 +4,13 @@ import jax
 import pytest
 
 from nnxtrain.errors import ConfigError
-from nnxtrain.hardware.topology import devices_of, refusal
+from nnxtrain.hardware.topology import devices_of, topology_error
 
 
 def test_a_slice_that_does_not_exist_is_the_fault_of_the_key():
     """The message has the slices that there are."""
     error = jax.errors.JaxRuntimeError('INVALID_ARGUMENT: Topology layout "v5e:3x5" is not divisible\nmore')
-    said = refusal("v5e:3x5", error)
+    said = topology_error("v5e:3x5", error)
     assert isinstance(said, ConfigError)
     assert str(said).startswith("aot.topology=v5e:3x5: INVALID_ARGUMENT: Topology layout")
     assert "slices of v5e are v5e:2x2," in str(said)
@@ -28,7 +28,7 @@ def test_a_slice_that_does_not_exist_is_the_fault_of_the_key():
 )
 def test_a_failure_of_libtpu_is_not_the_fault_of_the_key(text):
     """A lock that another process has is no wrong topology; exit code 2 sends a person to the configuration."""
-    said = refusal("v5e:2x2", jax.errors.JaxRuntimeError(text))
+    said = topology_error("v5e:2x2", jax.errors.JaxRuntimeError(text))
     assert not isinstance(said, ConfigError)
     assert said.exit_code == 1
     assert str(said) == f"libtpu cannot describe v5e:2x2: {text}"

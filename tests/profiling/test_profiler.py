@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line(run):
     (locked_out.folder / "profile").write_text("")
     locked_out.take(6)
     assert len(locked_out.said) == 1
-    assert "the run goes on without traces" in locked_out.said[0]
+    assert "the run continues without traces" in locked_out.said[0]
     assert locked_out.traced == []
 
 

@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path, plain):
     (tmp_path / "tiny" / "profile").write_text("")
     folder = train(tmp_path, "steps=14", "profile.enabled=true", "profile.repeat=0")
     assert losses_of(folder) == losses_of(plain)
-    assert (folder / "train.log").read_text().count("the run goes on without traces") == 1
+    assert (folder / "train.log").read_text().count("the run continues without traces") == 1
     assert (folder / "checkpoints" / "14").is_dir()
 
 

@@ -9,8 +9,8 @@ from nnxtrain.cli.command import guarded
 from nnxtrain.config.profile import ProfileConfig
 from nnxtrain.profiling import timeline
 from nnxtrain.profiling.__main__ import main
-from nnxtrain.profiling.session import Place, Session, Want
-from nnxtrain.profiling.timeline import MOST_EVENTS, Timeline, cut_text, read_timeline
+from nnxtrain.profiling.session import Place, Session, TraceRequest
+from nnxtrain.profiling.timeline import MOST_EVENTS, Timeline, read_timeline, truncation_text
 
 
 def event(name: str, ts: float, **args) -> str:
@@ -40,8 +40,8 @@ def test_a_cut_is_seen_by_the_number_of_events(cut, tmp_path):
     assert read_timeline(cut) == Timeline(MOST_EVENTS, True, 207, 1234.567)
     whole = write(tmp_path / "whole.trace.json.gz", 1000)
     assert read_timeline(whole) == Timeline(1000, False, None, 1234.567)
-    assert cut_text(read_timeline(cut)).startswith("ends in step 207: jax writes no more than 1,000,000 events there")
-    assert cut_text(read_timeline(whole)).startswith("ends after 1,235 ms: ")
+    assert truncation_text(read_timeline(cut)).startswith("ends in step 207: jax writes at most 1,000,000 events to it")
+    assert truncation_text(read_timeline(whole)).startswith("ends after 1,235 ms: ")
 
 
 @pytest.mark.parametrize("size", [64, 97, 1000])
@@ -55,7 +55,7 @@ def test_the_manifest_and_the_console_say_where_a_timeline_ends(tmp_path, monkey
     """Of 400 steps the viewer shows 208, and nothing else would say so; `merge` copies the cut and says it again."""
     monkeypatch.setattr(timeline, "MOST_EVENTS", 1000)
     said: list[str] = []
-    session = Session(ProfileConfig(active=2), Place(tmp_path / "profile"), want=Want(True, cycle=0), step=5)
+    session = Session(ProfileConfig(active=2), Place(tmp_path / "profile"), want=TraceRequest(True, cycle=0), step=5)
     session.stop()
     (written,) = (tmp_path / "profile").rglob("*.trace.json.gz")
     write(written, 1000, steps=208)
@@ -77,7 +77,7 @@ def test_the_manifest_and_the_console_say_where_a_timeline_ends(tmp_path, monkey
 def test_a_timeline_that_cannot_be_read_costs_no_trace(tmp_path):
     """The trace itself is in another file."""
     said: list[str] = []
-    session = Session(ProfileConfig(active=1), Place(tmp_path / "profile"), want=Want(True, cycle=0), step=0)
+    session = Session(ProfileConfig(active=1), Place(tmp_path / "profile"), want=TraceRequest(True, cycle=0), step=0)
     session.stop()
     (written,) = (tmp_path / "profile").rglob("*.trace.json.gz")
     written.write_bytes(b"no gzip")

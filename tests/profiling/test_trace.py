@@ -130,7 +130,7 @@ def test_a_path_tells_the_part(path, part, direction):
 def test_what_is_no_trace_is_refused(tmp_path, capsys):
     """Bad content is 5; a path that matches nothing is 2."""
     (tmp_path / "a.xplane.pb").write_bytes(b"\xff" * 40)
-    with pytest.raises(DataError, match="is no trace"):
+    with pytest.raises(DataError, match="is not a trace"):
         digest_of(tmp_path / "a.xplane.pb")
     assert guarded(main, ["show", str(tmp_path)]) == 5
     (tmp_path / "a.xplane.pb").write_bytes(b"")

@@ -72,8 +72,8 @@ def test_impossible_numbers_are_refused_by_the_name_of_their_key(field, value, e
         ("profile.actve=3", "did you mean profile.active?"),
         ("profile.host_tracer_level=0", "profile.host_tracer_level: 0 must be at least 1"),
         ("profile.processes=some", "profile.processes: 'some' is not all"),
-        ("profile.enabled=true profile.processes=5", "profile.processes: 5 names none of the 1 processes"),
-        ("profile.advanced=level", "profile.advanced: 'level' must be written name=value"),
+        ("profile.enabled=true profile.processes=5", "profile.processes: 5 matches none of the 1 processes"),
+        ("profile.advanced=level", "profile.advanced: 'level' must have the form name=value"),
         ("profile.enabled=true profile.skip_first=20", "profile.skip_first: with profile.wait=0 and profile.warmup=1"),
     ],
 )
@@ -111,9 +111,9 @@ def test_a_dry_run_shows_the_windows(words, windows, capsys):
 def test_a_fresh_run_without_a_window_is_refused_and_a_resumed_one_is_not():
     """Case 6: the data may end before the steps that were asked for, and a run may have few steps left."""
     config = ProfileConfig(enabled=True, skip_first=10, warmup=0)
-    with pytest.raises(ConfigError, match=r"profile.skip_first=10.*step 10 would be its first, and the run has 8"):
+    with pytest.raises(ConfigError, match=r"profile.skip_first=10.*its first step would be 10, and the run has 8"):
         say_windows(config, start=0, total=8)
-    assert say_windows(config, start=1000, total=1008).startswith("no window: step 1010")
+    assert say_windows(config, start=1000, total=1008).startswith("no window: its first step would be 1010")
     assert say_windows(config, start=1000, total=1000) is None
     assert say_windows(config, start=1000, total=2000) == "steps 1010 to 1012"
 

@@ -25,7 +25,8 @@ def faulty(**parts):
 
     class Faulty(SplitEngine):
         def __init__(self, work):
-            super().__init__(replace(work, **{name: make(getattr(work, name)) for name, make in parts.items()}))
+            wrong = {name: make(getattr(work.functions, name)) for name, make in parts.items()}
+            super().__init__(replace(work, functions=work.functions._replace(**wrong)))
 
     return BUILT_IN._replace(engines=BUILT_IN.engines | {"split": Faulty})
 
