@@ -47,7 +47,16 @@ def test_a_run_leaves_what_the_design_promises(finished):
     """Every file of the run directory is there, and the lock is gone."""
     folder, _ = finished
     names = {path.name for path in folder.iterdir()}
-    want = {"config.yml", "env.json", "metrics.jsonl", "tensorboard", "checkpoints", "samples", "train.log"}
+    want = {
+        "config.yml",
+        "env.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "samples",
+        "tokenizer",
+        "train.log",
+    }
     assert want | {"summary.json", "loss.png", "report.html"} == names
     assert sorted(path.name for path in (folder / "samples").iterdir()) == [
         "step_00000008.txt", "step_00000016.txt", "step_00000020.txt",

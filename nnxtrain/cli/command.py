@@ -151,13 +151,13 @@ def guarded(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | N
 def run(main: Callable[..., int], **options: Any) -> NoReturn:
     """Runs an entry point on the command line and exits with its exit code.
 
-    Whatever happens to the standard streams, the exit code is that of the work. After a failure the process ends at
-    once: orbax's threads would wait on for minutes after a save that failed.
+    Whatever happens to the standard streams, the exit code is that of the work. After anything but success or a refusal
+    the process ends at once: orbax's threads would wait on for minutes after a save that failed.
     """
     make_streams_last()
     code = guarded(functools.partial(main, **options))
     sys.stdout.flush()
     sys.stderr.flush()
-    if code:
+    if code not in (0, ConfigError.exit_code):
         os._exit(code)
     sys.exit(code)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from nnxtrain.config.key import key
 from nnxtrain.config.reads import when
 
-WRITES = when("generate.tokens")
-DRAWS = WRITES & when("generate.temperature")
+# people switch sampling off and on: what has no effect meanwhile is announced, not refused
+WRITES = when("generate.tokens").only_noted()
+DRAWS = (when("generate.tokens") & when("generate.temperature")).only_noted()
 
 
 @dataclass(frozen=True, kw_only=True)

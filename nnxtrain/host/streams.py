@@ -64,8 +64,8 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
     """Returns a stream like `stream` that never raises; None is one that was closed when the process started."""
     if stream is None:
         return open(os.devnull, "w", encoding="utf-8")
-    if not isinstance(stream, io.TextIOWrapper):
-        return stream  # somebody else's, who knows why
+    if not isinstance(stream, io.TextIOWrapper) or _descriptor_of(stream) != descriptor:
+        return stream  # a caller has put its own in place of the standard one
     with contextlib.suppress(OSError):
         stream.flush()
     raw = _LastingOutput(descriptor)
@@ -76,6 +76,13 @@ def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
         line_buffering=stream.line_buffering or descriptor == 2,
         write_through=stream.write_through,
     )
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):  # a stream in memory, or one that is closed
+        return None
 
 
 def _point_to_nothing(descriptor: int) -> None:

@@ -385,7 +385,9 @@ def test_a_save_in_the_background_never_reads_a_donated_buffer(tmp_path):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
     abstract = nnx.merge(graph, shapes)
     make_state = lambda: small_state(size=size)  # noqa: E731
-    engine = SingleEngine(SimpleNamespace(make_state=make_state, train_step=drift, abstract_state=lambda: abstract))
+    engine = SingleEngine(
+        SimpleNamespace(make_state=make_state, train_step=drift, abstract_state=lambda: abstract, compiler_options={})
+    )
     engine.compile(batch)
     engine.initialise()
     batch = {"inputs": jnp.zeros(1, jnp.int32)}
