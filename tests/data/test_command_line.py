@@ -122,7 +122,7 @@ def test_a_dry_run_says_how_much_of_the_data_it_read(tmp_path, capsys):
     """What lies beyond is not checked: nobody must think that it is (N20)."""
     (tmp_path / "good.txt").write_bytes(WORDS)
     assert guarded(main, words_for(tmp_path, f"data.path={tmp_path}/good.txt", "--dry-run")) == 0
-    assert re.search(r"data files +1, of each the first MiB was read", capsys.readouterr().out)
+    assert re.search(r"data files +1; only the first MiB of each was read", capsys.readouterr().out)
     assert not (tmp_path / "cache").exists()
     with pytest.raises(SystemExit):
         guarded(main, ["--help"])

@@ -165,7 +165,7 @@ def test_a_resumed_run_without_a_window_says_so_and_trains(plain, tmp_path):
     """Case 6: one line, exit code 0, no folder."""
     shutil.copytree(plain, tmp_path / "tiny")
     folder = train(tmp_path, "steps=16", "profile.enabled=true", "profile.skip_first=10")
-    assert "no window: step 25 would be its first, and the run has 16" in (folder / "train.log").read_text()
+    assert "no window: its first step would be 25, and the run has 16" in (folder / "train.log").read_text()
     assert windows_of(folder) == []
 
 

@@ -218,7 +218,7 @@ def test_merge_names_a_damaged_timeline_and_leaves_nothing(write, tmp_path, caps
     for damaged in (whole[:-9], b"x", gzip.compress(b"{"), gzip.compress(b"{}")):
         timeline.write_bytes(damaged)
         assert guarded(main, ["merge", str(window)]) == 5
-        assert f"{timeline.name} is no timeline" in capsys.readouterr().err
+        assert f"{timeline.name} is not a timeline" in capsys.readouterr().err
         assert not list(window.glob("*merged*"))
 
 
