@@ -291,7 +291,7 @@ def test_no_more_steps_change_no_file(ten, tmp_path, capsys, steps):
     assert contents(tmp_path / "tiny") == before
     out = capsys.readouterr().out
     assert "is finished" in out
-    (advice,) = [line for line in out.splitlines() if line.strip().startswith("go on")]
+    (advice,) = [line for line in out.splitlines() if line.strip().startswith("continue")]
     assert int(advice.split("steps=")[1].split(",")[0]) > 10
 
 
