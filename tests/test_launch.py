@@ -148,6 +148,7 @@ def test_each_process_traces_itself(together, capsys):
     assert merged == {f"{name}.xplane.pb" for name in names}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_goes_on_in_one(together, words, alone, tmp_path):
     """Files of process 1 that are left out, or a position of the data that counts rows of one process (B21)."""
     assert_goes_on(together, (*words, "mesh.fsdp=8"), alone, tmp_path)

@@ -126,7 +126,7 @@ class Program:
     @functools.cached_property
     def flops_per_token(self) -> float:
         """FLOPs of one training step per token, forward and backward, without recomputation."""
-        weights = matmul_parameters(nnx.state(nnx.eval_shape(self.make_state).model, nnx.Param))
+        weights = matmul_parameters(nnx.state(self.abstract_state().model, nnx.Param))
         return flops_per_token(self.config.model, self.config.batch.sequence, weights=weights)
 
     @property

@@ -17,7 +17,7 @@ from nnxtrain.sharding.audit import shards_of
 
 def parameter_count(program: Program) -> int:
     """Returns the number of weights of a program's model."""
-    model = nnx.eval_shape(program.make_state).model
+    model = program.abstract_state().model
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 

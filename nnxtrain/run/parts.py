@@ -144,9 +144,14 @@ def _show_figures(data: Data, context: RunContext, recorder: Recorder, recompile
     summary, own = context.summary, context.folders.own
     device, config = data.program.mesh.local_devices[0], to_yaml(data.program.config)
 
+    drawn: tuple[object, ...] = ()  # what the picture shows; drawing takes longer than all else in the report
+
     def report(with_picture: bool) -> None:
+        nonlocal drawn
+        known = len(recorder.steps["step"]), *recorder.steps["loss"][-1:], len(recorder.evaluations)
+        is_new, drawn = with_picture and known != drawn, known if with_picture else drawn
         curves = run_curves(recorder.steps, recorder.evaluations)
-        write_report(own, curves=curves, summary=summary.values, config=config, with_picture=with_picture)
+        write_report(own, curves=curves, summary=summary.values, config=config, with_picture=is_new)
 
     summary.figures = lambda: figures(recorder, device=device) | {"recompiles": recompiles()}
     summary.report = report

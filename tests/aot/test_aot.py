@@ -230,7 +230,7 @@ def test_a_grid_is_one_table_and_goes_on_from_its_report(tmp_path, capsys):
 SAVED = (str(TINY), *SMALL, "model.vocab=512", "steps=3", "batch.accum_steps=2", "eval.every_steps=2", "mesh.data=1")
 
 
-@pytest.fixture(scope="module", params=["single", "split"])
+@pytest.fixture(scope="module", params=["single", pytest.param("split", marks=pytest.mark.slow)])
 def saved(request, tmp_path_factory, quick_compiles):
     """Returns the words of a run, the file of its compiled programs, and the report of them."""
     folder = tmp_path_factory.mktemp("saved")
@@ -328,6 +328,7 @@ def test_small_models_are_compiled_for_a_tpu_side_by_side(tmp_path):
     assert any(total["kind"] == "reduce-scatter" and total["axes"] == ["fsdp"] for total in step["collectives"])
 
 
+@pytest.mark.slow
 @tpu
 @pytest.mark.tpu_smoke
 def test_a_compiler_of_tpus_does_not_make_training_look_for_one(tmp_path):

@@ -15,7 +15,10 @@ NARROW = ("model.layers=2", "model.embed=32", "model.heads=4", "model.kv_heads=2
 UPDATE = ("optimizer.eps=1e-4", "schedule.warmup_steps=10", "optimizer.weight_decay=0.5", "optimizer.clip_norm=0.5")
 
 
-@pytest.mark.parametrize("words", [("model.scan_layers=true", "loss.chunks=4"), ("model.scan_layers=false",)])
+@pytest.mark.parametrize(
+    "words",
+    [("model.scan_layers=true", "loss.chunks=4"), pytest.param(("model.scan_layers=false",), marks=pytest.mark.slow)],
+)
 def test_the_floor_makes_the_same_update(words):
     """A floor that computes less, or another model, would be no measure.
 

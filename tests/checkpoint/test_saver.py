@@ -375,6 +375,7 @@ def test_going_on_from_k_to_n_takes_n_minus_k_updates(tmp_path):
     assert int(stored(folder)[1].optimizer.step[...]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -423,7 +424,7 @@ def test_a_save_that_fails_ends_the_run_with_6_and_the_number_of_the_step(tmp_pa
     assert_restores(folder, whole)
 
 
-@pytest.mark.parametrize("place", ["checkpoints", "."])
+@pytest.mark.parametrize("place", ["checkpoints", pytest.param(".", marks=pytest.mark.slow)])
 def test_a_full_disk_ends_the_run_with_6_and_keeps_the_last_good_checkpoint(tmp_path, place):
     """The disk of a real cluster fills up; what was saved before must restore."""
     folder = tmp_path / "runs" / "tiny"

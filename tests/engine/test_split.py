@@ -231,6 +231,7 @@ def test_each_program_is_compiled_once():
     assert compiles.repeats(engine.programs) == 0
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_either_engine(tmp_path):
     """A trace tells the microbatches of a step apart; the rows of the metrics do not tell the engines apart."""
     window = ("profile.enabled=true", "profile.skip_first=1", "profile.warmup=1", "profile.active=3")

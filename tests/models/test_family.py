@@ -84,9 +84,9 @@ def padded_batch(accum_steps):
 
 CASES = [
     (),
-    ("remat.policy=full",),
+    pytest.param(("remat.policy=full",), marks=pytest.mark.slow),
     ("model.scan_layers=false", "remat.policy=dots"),
-    ("batch.accum_steps=4",),
+    pytest.param(("batch.accum_steps=4",), marks=pytest.mark.slow),
     (*PATTERN, "remat.policy=full", "batch.accum_steps=2"),
     ("mesh.data=4", "batch.accum_steps=2"),
     ("mesh.fsdp=2", "mesh.tensor=2", "remat.policy=full"),

@@ -28,9 +28,9 @@ def sampler(model, **words):
 @pytest.mark.parametrize(
     ("words", "slots"),
     [
-        (("model.qk_norm=true", "model.tied=true"), 32),
+        pytest.param(("model.qk_norm=true", "model.tied=true"), 32, marks=pytest.mark.slow),
         (("model.layers=3", "model.pattern=local,global", "model.window=7"), 32),
-        (("model.pattern=local", "model.window=7"), 7),
+        pytest.param(("model.pattern=local", "model.window=7"), 7, marks=pytest.mark.slow),
         (("model.pattern=local", "model.window=7"), 9),
     ],
 )

@@ -86,7 +86,7 @@ def test_initial_weights_depend_on_seed_path_and_layer():
     "words",
     [
         ("model.layers=2", "model.qk_norm=true", "model.tied=true", "model.logit_softcap=5"),
-        (*PATTERNS["remainder"], "model.dropout=0.2", "remat.policy=qkv"),
+        pytest.param((*PATTERNS["remainder"], "model.dropout=0.2", "remat.policy=qkv"), marks=pytest.mark.slow),
         pytest.param((*PATTERNS["two remain"], "model.dropout=0.2", "remat.policy=qkv"), marks=pytest.mark.slow),
         pytest.param((*PATTERNS["cut"], "remat.policy=dots"), marks=pytest.mark.slow),
         pytest.param((*PATTERNS["two remain"], "model.scan_unroll=2", "remat.policy=full"), marks=pytest.mark.slow),

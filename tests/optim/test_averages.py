@@ -28,7 +28,7 @@ def push(state, seed: int, *, where: bool = True) -> None:
     state.apply_gradients(grads, scale=jnp.array(1.0), where=jnp.array(where), counts=jnp.array(1))
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_the_average_is_the_documented_sum(kind):
     """The weights that the run starts from have no part; a step that is left out moves nothing."""
     program = tiny_program(*SMALL, "optimizer.ema=0.7", "optimizer.learning_rate=0.1", f"model.param_dtype={kind}")

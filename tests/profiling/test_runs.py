@@ -179,6 +179,7 @@ def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path, plain):
     assert (folder / "checkpoints" / "14").is_dir()
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_window_is_open(tmp_path):
     """Case 12: the request inside the window is ignored; then the trace is partial, the step saved, the code 75."""
     folder = tmp_path / "tiny"
@@ -207,6 +208,7 @@ def test_a_signal_while_a_window_is_open(tmp_path):
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [str(done)]
 
 
+@pytest.mark.slow
 def test_three_steps_of_the_smallest_run_stay_small(tmp_path):
     """Less than 5 MB for `configs/tiny.yml`, in a process of its own: a trace holds all programs of its process."""
     words = ("steps=6", "profile.enabled=true", "generate.tokens=1", "eval.max_batches=1", "checkpoint.enabled=false")

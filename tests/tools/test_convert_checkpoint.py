@@ -42,6 +42,7 @@ def test_there_and_back_is_the_same_bit_for_bit(run):
     assert weights(back) == weights(run)
 
 
+@pytest.mark.slow
 def test_a_converted_run_goes_on_with_the_same_loss(run):
     """The next step must not see the layout (B14)."""
     unrolled = run.with_name("goes_on")
