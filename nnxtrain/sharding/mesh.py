@@ -15,7 +15,7 @@ from nnxtrain.errors import ConfigError, UserError
 # what jax's backends report if there is no device of their kind
 NO_DEVICE_ERRORS = (
     *("not in the list of known backends", "Unknown backend", "No TPU", "no supported devices"),
-    *("No visible", "NO_DEVICE", "NOT_FOUND"),
+    *("No visible", "NO_DEVICE", "NOT_FOUND", "Failed to open libtpu"),
 )
 
 

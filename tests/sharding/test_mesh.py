@@ -107,6 +107,7 @@ def test_no_process_is_left_without_devices():
         ("gpu", "", "debug.platform=gpu: there is no such device"),
         ("gpu", "Backend 'cuda' is not in the list of known backends: ['cpu']", "debug.platform=gpu: Backend"),
         ("tpu", "NOT_FOUND: TPU initialization failed: No jellyfish device found.\nmore", "debug.platform=tpu: NOT"),
+        ("tpu", "INTERNAL: Failed to open libtpu.so: cannot open shared object file", "debug.platform=tpu: INTERNAL"),
         ("auto", "Backend 'x' is not in the list of known backends: ['cpu']", "JAX_PLATFORMS=cpu: Backend"),
     ],
 )
